@@ -1,0 +1,144 @@
+"""The command `halftone`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from serving import __version__
+from serving.config import Config, load_config
+from serving.errors import ConfigError, HalftoneError
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_BAD_INPUT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command. Returns its exit status: 0, 1 when it failed, 2 on bad input."""
+    # As with `python -m`: a model's module beside the caller is found.
+    if "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    options = _parser().parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except ConfigError as error:
+        return _fail(f"{getattr(options, 'config', '')}: {error}", EXIT_BAD_INPUT)
+    except HalftoneError as error:
+        return _fail(str(error), EXIT_FAILED)
+    except KeyboardInterrupt:
+        return _fail("interrupted", EXIT_FAILED)
+    except BrokenPipeError:
+        return EXIT_FAILED
+    return status
+
+
+def _fail(message: str, status: int) -> int:
+    print(f"halftone: {message}", file=sys.stderr)
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="halftone", description="Serve one PyTorch model at several precisions at once."
+    )
+    parser.add_argument("--version", action="version", version=f"halftone {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = _command(
+        commands,
+        "serve",
+        "start a server; Ctrl-C drains and stops it",
+        "halftone serve deployments/local.yaml --port 8000",
+    )
+    serve.add_argument("config", type=Path, metavar="CONFIG", help="the configuration, a YAML file")
+    serve.add_argument("--port", type=int, help="instead of the configuration's server.port")
+    serve.set_defaults(run=_serve)
+    check = _command(
+        commands,
+        "check",
+        "check a configuration; exit status 2 and the field's path when it is wrong",
+        "halftone check deployments/local.yaml",
+    )
+    check.add_argument("config", type=Path, metavar="CONFIG", help="the configuration, a YAML file")
+    check.add_argument(
+        "--no-import", action="store_true", help="do not import the models' sources to see whether they exist"
+    )
+    check.set_defaults(run=_check)
+    schema = _command(
+        commands,
+        "schema",
+        "print the configuration's JSON Schema, for editors",
+        "halftone schema > halftone.schema.json",
+    )
+    schema.set_defaults(run=_schema)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, summary: str, example: str
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example:  {example}",
+    )
+
+
+def _load(options: argparse.Namespace) -> Config:
+    from serving.config.checks import ineffective  # noqa: PLC0415
+
+    config = load_config(options.config)
+    for note in ineffective(config):
+        print(f"halftone: note: {note}", file=sys.stderr)
+    return config
+
+
+def _serve(options: argparse.Namespace) -> int:
+    config = _load(options)
+    if options.port is not None:
+        if not 1 <= options.port <= 65535:  # noqa: PLR2004  TCP ports.
+            raise ConfigError("--port is between 1 and 65535")
+        server = config.server.model_copy(update={"port": options.port})
+        config = config.model_copy(update={"server": server})
+    if config.server.tokens_file:
+        from serving.gateway.auth import load_tokens  # noqa: PLC0415
+
+        load_tokens(config.server.tokens_file)
+    from serving.runtime.launch import serve  # noqa: PLC0415  Slow to import.
+
+    serve(config, lambda line: print(line, flush=True))
+    return EXIT_OK
+
+
+def _check(options: argparse.Namespace) -> int:
+    config = _load(options)
+    if config.server.tokens_file:
+        from serving.gateway.auth import load_tokens  # noqa: PLC0415
+
+        load_tokens(config.server.tokens_file)
+    for index, model in enumerate(config.models):
+        if not options.no_import:
+            from serving.models.resolve import open_source  # noqa: PLC0415  May import torch.
+
+            try:
+                open_source(model.source, model.declared_signature())
+            except ConfigError as error:
+                raise ConfigError(str(error), f"models[{index}].source") from error
+        tiers = ", ".join(model.tiers)
+        print(f"{model.name}: {tiers}; default {model.default or 'the most precise tier'}")
+    return EXIT_OK
+
+
+def _schema(_options: argparse.Namespace) -> int:
+    from serving.config import json_schema  # noqa: PLC0415
+
+    print(json.dumps(json_schema(), indent=2))
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

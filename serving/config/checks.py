@@ -1,0 +1,107 @@
+"""What a configuration must satisfy beyond each field's own type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from difflib import get_close_matches
+from typing import get_args
+
+from serving.config.schema import Config, ModelConfig, TierKind
+from serving.errors import ConfigError
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, or the known names when none is near."""
+    names = sorted(known)
+    match = get_close_matches(name, names, n=1, cutoff=0.5)
+    if match:
+        return f"; did you mean {match[0]!r}?"
+    return f"; one of {', '.join(names)}" if names else ""
+
+
+def check_config(config: Config) -> None:
+    """Raise ConfigError, with the field's path, at the first contradiction."""
+    seen: dict[str, int] = {}
+    for index, model in enumerate(config.models):
+        path = f"models[{index}]"
+        if model.name in seen:
+            raise ConfigError(f"{model.name!r} is already models[{seen[model.name]}]", f"{path}.name")
+        seen[model.name] = index
+        check_model(model, path)
+
+
+def check_model(model: ModelConfig, path: str) -> None:
+    """Raise ConfigError at the model's first contradiction."""
+    if (model.inputs is None) != (model.outputs is None):
+        raise ConfigError("inputs and outputs are declared together, or both by the source", path)
+    if model.sha256 and not model.weights:
+        raise ConfigError("is the hash of weights, and there is no weights file", f"{path}.sha256")
+    _check_tensor_names(model, path)
+    _check_device(model, path)
+    for name in model.tiers:
+        _check_tier(model, name, f"{path}.tiers.{name}")
+    _check_routing(model, path)
+
+
+def _check_tensor_names(model: ModelConfig, path: str) -> None:
+    for field, tensors in (("inputs", model.inputs or ()), ("outputs", model.outputs or ())):
+        names = [tensor.name for tensor in tensors]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise ConfigError(f"{name!r} is declared twice", f"{path}.{field}[{index}].name")
+
+
+def _check_device(model: ModelConfig, path: str) -> None:
+    devices: Iterator[tuple[str, str | None]] = iter(
+        [(f"{path}.device", model.device)]
+        + [(f"{path}.tiers.{name}.device", tier.device) for name, tier in model.tiers.items()]
+    )
+    for where, device in devices:
+        if device in {"cuda", "npu"}:
+            raise ConfigError(f"this version serves on the CPU only; {device!r} is not served yet", where)
+    if model.card not in {"auto", "ieee"}:
+        raise ConfigError(
+            f"this version does not rehearse cards yet, and {model.card!r} computes unlike this CPU",
+            f"{path}.card",
+        )
+
+
+def _check_tier(model: ModelConfig, name: str, path: str) -> None:
+    tier = model.tiers[name]
+    kinds = get_args(TierKind)
+    if tier.kind is None and name not in kinds:
+        raise ConfigError(f"{name!r} names no precision; say kind: …{nearest(name, kinds)}", path)
+    if tier.kind is not None and name in kinds and tier.kind != name:
+        raise ConfigError(f"a tier named {name!r} of kind {tier.kind!r} would mislead callers", path)
+    if tier.keep_fp32 is not None and model.kind(name) != "mixed":
+        raise ConfigError("only a mixed tier keeps named modules FP32", f"{path}.keep_fp32")
+    if tier.native and model.kind(name) == "fp32":
+        raise ConfigError("FP32 is native already", f"{path}.native")
+
+
+def _check_routing(model: ModelConfig, path: str) -> None:
+    for name, rule in model.classes.items():
+        if name in model.tiers or name in get_args(TierKind):
+            raise ConfigError(f"{name!r} names a tier; a class needs another name", f"{path}.classes.{name}")
+        if rule.tier not in model.tiers:
+            hint = nearest(rule.tier, model.tiers)
+            raise ConfigError(f"no tier {rule.tier!r}{hint}", f"{path}.classes.{name}")
+    known = [*model.classes, *model.tiers]
+    if model.default is not None and model.default not in known:
+        raise ConfigError(
+            f"no class or tier {model.default!r}{nearest(model.default, known)}", f"{path}.default"
+        )
+
+
+def ineffective(config: Config) -> list[str]:
+    """Keys that were set and that this version reads without acting on them."""
+    notes = []
+    if "grpc_port" in config.server.model_fields_set:
+        notes.append("server.grpc_port: gRPC is not served yet")
+    for index, model in enumerate(config.models):
+        path = f"models[{index}]"
+        if "guard" in model.model_fields_set:
+            notes.append(f"{path}.guard: the overflow guard is not built yet; a non-finite answer is 422")
+        if "divergence" in model.model_fields_set:
+            notes.append(f"{path}.divergence: live comparison is not built yet")
+    return notes

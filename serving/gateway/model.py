@@ -1,0 +1,138 @@
+"""A served model as a gateway sees it: its lanes, one per tier, and when they are ready."""
+
+from __future__ import annotations
+
+from serving.config import ModelConfig
+from serving.errors import NotReady
+from serving.gateway.coalescer import Coalescer, Limits
+from serving.gateway.tier_client import TierClient, TierDescription
+from serving.models.source import ModelSource
+from serving.observe.metrics import GatewayMetrics
+from serving.routing.policy import RoutingTable
+from serving.tensors import Signature, Tensors
+
+#: The problem of a tier that no replica has reported on yet.
+LOADING = "loading"
+
+
+class LaneMetrics:
+    """One tier's metrics, bound once: looking labels up costs more than counting."""
+
+    def __init__(self, metrics: GatewayMetrics, model: str, tier: str) -> None:
+        self.answered = metrics.requests.labels(model, tier, "200")
+        self.request_duration = metrics.request_duration.labels(model, tier)
+        self._queue_duration = metrics.queue_duration.labels(model, tier)
+        self._compute_duration = metrics.compute_duration.labels(model, tier)
+        self._rows = metrics.rows.labels(model, tier)
+        self._batch_rows = metrics.batch_rows.labels(model, tier)
+        self._queue_rows = metrics.queue_rows.labels(model, tier)
+        self._inflight_rows = metrics.inflight_rows.labels(model, tier)
+
+    def queued(self, rows: int) -> None:
+        """Rows in the queue now."""
+        self._queue_rows.set(rows)
+
+    def inflight(self, rows: int) -> None:
+        """Rows sent and not yet back, now."""
+        self._inflight_rows.set(rows)
+
+    def started(self, waited_s: float) -> None:
+        """A request's first row left the queue."""
+        self._queue_duration.observe(waited_s)
+
+    def batch(self, rows: int, compute_s: float) -> None:
+        """A batch came back."""
+        self._rows.inc(rows)
+        self._batch_rows.observe(rows)
+        self._compute_duration.observe(compute_s)
+
+
+class Lane:
+    """One tier of one model: the way from the gateway to its replicas."""
+
+    def __init__(self, model: ModelConfig, tier: str, client: TierClient, metrics: GatewayMetrics) -> None:
+        self.model_name = model.name
+        self.tier = tier
+        self.kind = model.kind(tier)
+        self.config = model.tiers[tier]
+        self.client = client
+        self.metrics = LaneMetrics(metrics, model.name, tier)
+        #: None until a replica has started.
+        self.description: TierDescription | None = None
+        #: None until the model's source is known.
+        self.coalescer: Coalescer | None = None
+
+    def open(self, source: ModelSource) -> None:
+        """Start taking rows."""
+        batching = self.config.batching
+        limits = Limits(
+            max_rows=batching.max_rows,
+            max_wait_s=batching.max_wait_ms / 1000,
+            max_queue_rows=self.config.max_queue_rows,
+            replicas=self.config.replicas,
+        )
+        self.coalescer = Coalescer(self.client, limits, self.metrics, source.collate, source.batch_key)
+
+    @property
+    def problem(self) -> str | None:
+        """Why the tier does not answer; None when it does."""
+        if self.description is None:
+            return LOADING
+        return self.description.failure
+
+    def ready_coalescer(self) -> tuple[Coalescer, TierDescription]:
+        """The open queue and what the tier is.
+
+        Raises:
+            NotReady: it is loading, or failed to start.
+        """
+        description = self.description
+        if self.coalescer is None or description is None:
+            raise NotReady(f"tier {self.tier} of {self.model_name} is still loading")
+        if description.failure is not None:
+            raise NotReady(
+                f"tier {self.tier} of {self.model_name} failed to start; /v2/health/ready says why"
+            )
+        return self.coalescer, description
+
+
+class ServedModel:
+    """One model: its routing and its lanes. The signature is known once a tier has loaded."""
+
+    def __init__(self, config: ModelConfig, clients: dict[str, TierClient], metrics: GatewayMetrics) -> None:
+        self.config = config
+        self.name = config.name
+        self.table = RoutingTable.of(config)
+        self.lanes = {tier: Lane(config, tier, client, metrics) for tier, client in clients.items()}
+        #: The most rows that any of its queues could hold.
+        self.max_rows = max(tier.max_queue_rows for tier in config.tiers.values())
+        self.signature: Signature | None = None
+        self.source: ModelSource | None = None
+        #: A few rows of real input, for callers to try.
+        self.example: Tensors = {}
+        #: Whether requests need the source's own preprocessing, off the event loop.
+        self.preprocesses = False
+
+    def open(self, source: ModelSource, signature: Signature, example: Tensors) -> None:
+        """The source is known: requests can be decoded and rows queued."""
+        self.source = source
+        self.signature = signature
+        self.example = example
+        self.preprocesses = type(source).preprocess is not ModelSource.preprocess
+        for lane in self.lanes.values():
+            lane.open(source)
+
+    def ready_signature(self) -> Signature:
+        """The signature.
+
+        Raises:
+            NotReady: no tier has loaded yet.
+        """
+        if self.signature is None:
+            raise NotReady(f"model {self.name} is still loading")
+        return self.signature
+
+    @property
+    def problems(self) -> dict[str, str]:
+        """Tier -> why it does not answer."""
+        return {tier: problem for tier, lane in self.lanes.items() if (problem := lane.problem)}

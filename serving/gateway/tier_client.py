@@ -1,0 +1,67 @@
+"""How a gateway reaches a tier: the one interface, and what passes through it.
+
+`serving.runtime.serve_tier_client` implements it over a Ray Serve handle; tests implement
+it in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from serving.tensors import Signature, Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """A computed batch."""
+
+    outputs: Tensors
+    #: Copy in, forward pass and copy out, on the device thread.
+    compute_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TierDescription:
+    """What a replica found itself to be once it had loaded, or why it could not."""
+
+    device: str
+    soc: str
+    #: The precision that the replica's probe measured, such as `fp32-ieee`.
+    effective: str
+    kept_fp32: tuple[str, ...] = ()
+    #: Weights that 16 bits cannot hold, a sentence each.
+    weight_losses: tuple[str, ...] = ()
+    #: Every switch that can lower precision, read back.
+    switches: Mapping[str, str] = field(default_factory=dict)
+    #: Why the replica does not serve; None when it does.
+    failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    """What a replica tells gateways once it has started."""
+
+    description: TierDescription
+    #: None when the source itself could not be opened.
+    signature: Signature | None
+    #: A few rows of real input.
+    example: Tensors
+    #: Whether the source is a plain callable, which gateways need not import.
+    is_plain: bool
+
+
+class TierClient(Protocol):
+    """One tier of one model."""
+
+    async def run(self, batch: Tensors) -> BatchResult:
+        """Compute a batch. Rows come back in order.
+
+        Raises:
+            TierLost: the replica died, and so did the one that the batch was retried on.
+            ModelError: the model's code raised.
+        """
+
+    async def report(self) -> TierReport:
+        """What the tier is. Waits until a replica has started."""

@@ -1,0 +1,88 @@
+"""Watching the tiers: a gateway learns what each one is, and notices when that changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Literal
+
+from serving.errors import ConfigError, HalftoneError
+from serving.gateway.model import Lane, ServedModel
+from serving.gateway.tier_client import TierReport
+from serving.models.resolve import CallableSource, open_source
+from serving.models.source import ModelSource
+from serving.observe.metrics import GatewayMetrics
+from serving.tensors import Signature
+
+logger = logging.getLogger("halftone.gateway")
+
+#: Between two reports of a tier.
+REPORT_INTERVAL_S = 5.0
+#: For one report to arrive; a loading tier answers when it has loaded.
+REPORT_TIMEOUT_S = 300.0
+
+
+async def watch_lane(model: ServedModel, lane: Lane, metrics: GatewayMetrics) -> None:
+    """Ask a tier what it is, again and again, until cancelled."""
+    while True:
+        try:
+            async with asyncio.timeout(REPORT_TIMEOUT_S):
+                report = await lane.client.report()
+            await take_report(model, lane, report, metrics)
+        except Exception as error:
+            # The tier has no replica now. What it was stays true for the ones to come, and
+            # requests meanwhile wait, bounded by their deadlines.
+            logger.warning("tier %s/%s: no report: %r", model.name, lane.tier, error)
+        await asyncio.sleep(REPORT_INTERVAL_S)
+
+
+async def take_report(model: ServedModel, lane: Lane, report: TierReport, metrics: GatewayMetrics) -> None:
+    """Apply a tier's report: open the model with the first signature, note the description."""
+    new = report.description
+    try:
+        await _open_model(model, report)
+    except HalftoneError as error:
+        # The tier may be fine, yet no request reaches it. The next report tries again.
+        new = replace(new, failure=new.failure or f"the gateway cannot open the model: {error}")
+    previous, lane.description = lane.description, new
+    if new == previous:
+        return
+    if previous is not None:
+        metrics.tier_info.remove(
+            *_info_labels(model, lane, previous.device, previous.soc, previous.effective)
+        )
+    if new.failure is None:
+        metrics.tier_info.labels(*_info_labels(model, lane, new.device, new.soc, new.effective)).set(1)
+        logger.info("tier %s/%s: %s on %s", model.name, lane.tier, new.effective, new.soc)
+    else:
+        logger.error("tier %s/%s failed to start: %s", model.name, lane.tier, new.failure)
+
+
+def _info_labels(model: ServedModel, lane: Lane, device: str, soc: str, effective: str) -> tuple[str, ...]:
+    return (model.name, lane.tier, device, soc, effective)
+
+
+async def _open_model(model: ServedModel, report: TierReport) -> None:
+    """Open the model, unless it is open or the report tells no signature.
+
+    Raises:
+        HalftoneError: this process cannot make the source.
+    """
+    if model.source is not None or report.signature is None:
+        return
+    source = await _source_of(model, report.signature, report.is_plain)
+    if model.source is None:  # Another tier's report may have come first.
+        model.open(source, report.signature, report.example)
+
+
+async def _source_of(model: ServedModel, signature: Signature, is_plain: bool) -> ModelSource:
+    """The source for preprocessing and collating. A plain callable needs no import here."""
+    reference = model.config.source
+    if is_plain:
+        return CallableSource(_never_built, signature, reference)
+    return await asyncio.to_thread(open_source, reference, model.config.declared_signature())
+
+
+def _never_built() -> Literal[None]:
+    raise ConfigError("a gateway builds no model")

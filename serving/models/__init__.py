@@ -1,0 +1,1 @@
+"""The `ModelSource` contract and the embedded models."""

@@ -1,0 +1,1 @@
+"""Converting a module to a precision, and proving with arithmetic what it computes in."""

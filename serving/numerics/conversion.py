@@ -1,0 +1,176 @@
+"""Turning an FP32 module into a tier's own.
+
+Weights and floating point buffers are cast once; integers and bools never. Modules that stay
+FP32 are given borders, where floating point tensors are cast on the way in and out. No weight
+is lost in silence: see `weight_loss`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import nn
+
+from serving.errors import ConfigError
+from serving.numerics.devices.device import Device
+from serving.numerics.emulation import Islands
+from serving.numerics.kept import (
+    ForwardOrder,
+    callable_owner,
+    checked_names,
+    default_kept,
+    forward_order,
+    names_of,
+    output_layers,
+)
+from serving.numerics.precision import PrecisionSpec
+from serving.numerics.rounding import rounded
+from serving.numerics.tier_module import KeptForward, TierModule
+from serving.numerics.weight_loss import WeightLoss, weight_loss
+
+
+def convert(
+    module: nn.Module, spec: PrecisionSpec, device: Device, example: Sequence[torch.Tensor] | None = None
+) -> TierModule:
+    """An FP32 module -> the same model at the precision of `spec`, on `device`.
+
+    At FP32 the module itself is moved and used. Otherwise a copy is converted and `module`
+    keeps its weights.
+
+    Args:
+        module: FP32, in eval mode.
+        spec: what to convert to.
+        device: where the result runs; emulated on a CPU unless `spec.native`.
+        example: model inputs, any number of rows, to learn in which order modules execute.
+            Without it the order of registration is taken.
+
+    Raises:
+        ConfigError: `keep_fp32` names no module, or weights would be lost and `on_weight_loss`
+            is `refuse`, or a TorchScript model has modules to keep.
+    """
+    emulated = spec.emulated_on(device.kind)
+    if spec.kind == "fp32":
+        module = module.to(device.torch_device).eval()
+        return TierModule(module, dtype=spec.dtype, emulated=False, islands=Islands())
+    with torch.no_grad():
+        copied = copy.deepcopy(module).to(device.torch_device).eval()
+    order = forward_order(copied, example)
+    declared = _declared(copied, spec, order)
+    losses = _losses(copied, spec.dtype, _subtrees(copied, declared))
+    kept = tuple(dict.fromkeys(declared + _lossy_owners(copied, losses, order, spec)))
+    inside = _subtrees(copied, kept)
+    _cast_weights(copied, inside, _caster(spec.dtype, emulated))
+    tier = TierModule(
+        copied, dtype=spec.dtype, emulated=emulated, islands=Islands(), kept_fp32=kept, weight_losses=losses
+    )
+    borders = _set_borders(tier, inside, output_layers(order)[1])
+    if example is not None and borders and not emulated:
+        _settle(tier, borders, example)
+    return tier
+
+
+def _declared(module: nn.Module, spec: PrecisionSpec, order: ForwardOrder) -> tuple[str, ...]:
+    if spec.keep_fp32 is not None:
+        return checked_names(module, spec.keep_fp32)
+    return default_kept(module, order) if spec.kind == "mixed" else ()
+
+
+def _losses(module: nn.Module, dtype: torch.dtype, kept: set[nn.Module]) -> tuple[WeightLoss, ...]:
+    """What the cast does to every parameter and buffer outside the kept modules."""
+    names = names_of(module)
+    found = (
+        weight_loss(f"{names[owner]}.{name}".lstrip("."), tensor, dtype)
+        for owner, name, tensor in _own_tensors(module.modules())
+        if owner not in kept
+    )
+    return tuple(loss for loss in found if loss is not None)
+
+
+def _lossy_owners(
+    module: nn.Module, losses: Iterable[WeightLoss], order: ForwardOrder, spec: PrecisionSpec
+) -> tuple[str, ...]:
+    """The modules to keep because of their weights.
+
+    Raises:
+        ConfigError: there is one, and the spec refuses.
+    """
+    material = [loss for loss in losses if loss.material]
+    if material and spec.on_weight_loss == "refuse":
+        lost = "; ".join(str(loss) for loss in material)
+        raise ConfigError(f"conversion to {spec.kind} loses weights: {lost}", "on_weight_loss")
+    return tuple(callable_owner(module, loss.name.rpartition(".")[0], order) for loss in material)
+
+
+def _set_borders(tier: TierModule, inside: set[nn.Module], wide: set[nn.Module]) -> list[KeptForward]:
+    """Give every module inside the kept ones its border; a border within another does nothing.
+
+    Raises:
+        ConfigError: a kept module is TorchScript, whose calls cannot be seen.
+    """
+    borders = []
+    for module in inside:
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ConfigError("a module of a TorchScript model cannot stay FP32 alone; serve the eager model")
+        border = KeptForward(
+            module.forward, tier.islands, dtype=tier.dtype, emulated=tier.emulated, wide=module in wide
+        )
+        # On the instance, not as hooks: `finally` then covers every exception.
+        module.__dict__["forward"] = border
+        borders.append(border)
+    return borders
+
+
+def _settle(tier: TierModule, borders: list[KeptForward], example: Sequence[torch.Tensor]) -> None:
+    """Cast the output layer's results too, where what follows it needs 16 bits.
+
+    A model may go on after its last module, such as with a product by its embedding's 16-bit
+    weights, which a 16-bit kernel refuses for an FP32 operand.
+    """
+    try:
+        tier(*(tensor.clone() for tensor in example))
+    except RuntimeError as error:
+        if "dtype" not in str(error):
+            raise
+        for border in borders:
+            border.wide = False
+
+
+def _subtrees(module: nn.Module, names: Iterable[str]) -> set[nn.Module]:
+    named = dict(module.named_modules(remove_duplicate=False))
+    return {below for name in names for below in named[name].modules()}
+
+
+def _own_tensors(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Each module's parameters and buffers with their local names; those it shares too."""
+    for module in modules:
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            yield module, name, parameter
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            yield module, name, buffer
+
+
+def _caster(dtype: torch.dtype, emulated: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda weight: rounded(weight, dtype) if emulated else weight.to(dtype)
+
+
+def _cast_weights(
+    module: nn.Module, kept: set[nn.Module], cast: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    """Replace weights module by module.
+
+    A weight that several cast modules share stays shared. One that a kept and a cast module
+    share, as an output layer tied to an embedding, becomes two.
+    """
+    done: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for owner, name, tensor in list(_own_tensors(module.modules())):
+            if owner in kept or not tensor.is_floating_point():
+                continue
+            if id(tensor) not in done:
+                cast_tensor = cast(tensor.detach())
+                is_parameter = isinstance(tensor, nn.Parameter)
+                done[id(tensor)] = nn.Parameter(cast_tensor, False) if is_parameter else cast_tensor
+            # Through setattr, since recurrent layers keep a second list of their weights.
+            setattr(owner, name, done[id(tensor)])

@@ -1,0 +1,1 @@
+"""Metrics: one injected registry per process, and one merged page for all processes."""

@@ -1,0 +1,81 @@
+"""The metrics one process records. Names, labels and units are a contract.
+
+Text that a client sent never becomes a label: model, tier and declared names come from
+the configuration, and whatever a client names beyond it counts under `other`.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+#: Label value for what a client named and nobody configured.
+OTHER = "other"
+#: Tier label of requests that were refused before a tier was decided.
+NO_TIER = "none"
+
+# 0.5 ms to 30 s: an echo on loopback up to the default request timeout.
+DURATION_BUCKETS_S = (
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+)  # fmt: skip
+BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+class GatewayMetrics:
+    """What a gateway counts: everything about requests, queues and batches."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        tier = ("model", "tier")
+        self.requests = Counter("halftone_requests", "Requests answered.", (*tier, "code"), registry=registry)
+        self.request_duration = Histogram(
+            "halftone_request_duration_seconds",
+            "From the parsed head of a request to its answer.",
+            tier,
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.queue_duration = Histogram(
+            "halftone_queue_duration_seconds",
+            "From a request's arrival in its tier's queue to the call that carries its first row.",
+            tier,
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.compute_duration = Histogram(
+            "halftone_compute_duration_seconds",
+            "Forward pass of one batch on the device, copies included.",
+            tier,
+            buckets=DURATION_BUCKETS_S,
+            registry=registry,
+        )
+        self.rows = Counter("halftone_rows", "Rows computed and answered.", tier, registry=registry)
+        self.batch_rows = Histogram(
+            "halftone_batch_rows", "Rows of one batch.", tier, buckets=BATCH_ROWS_BUCKETS, registry=registry
+        )
+        self.queue_rows = Gauge(
+            "halftone_queue_rows", "Rows admitted and not yet sent to the tier.", tier, registry=registry
+        )
+        self.inflight_rows = Gauge(
+            "halftone_inflight_rows", "Rows sent to the tier and not yet back.", tier, registry=registry
+        )
+        self.routed = Counter(
+            "halftone_routed",
+            "Requests by what they declared and the tier that this bound them to.",
+            ("model", "declared", "tier", "reason"),
+            registry=registry,
+        )
+        self.rejected = Counter(
+            "halftone_rejected", "Requests refused, by error code.", (*tier, "reason"), registry=registry
+        )
+        self.tier_info = Gauge(
+            "halftone_tier_info",
+            "1 for each tier: its device and the precision that the probe measured.",
+            (*tier, "device", "soc", "effective"),
+            registry=registry,
+        )
+        self.build_info = Gauge(
+            "halftone_build_info",
+            "1, with the versions that run.",
+            ("version", "torch", "torch_npu", "ray"),
+            registry=registry,
+        )

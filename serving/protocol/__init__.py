@@ -1,0 +1,1 @@
+"""The wire: HTTP messages, the Open Inference Protocol, and the server that carries them."""

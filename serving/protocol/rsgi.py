@@ -1,0 +1,220 @@
+"""Granian's RSGI interface on one side, `handle(Request) -> Response` on the other.
+
+What is refused here has the same JSON body and request id as any other error: the
+gateway makes those responses, through `refuse`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from io import BytesIO
+from typing import Any
+
+from granian.rsgi import ProtocolClosed, ProtocolError
+
+from serving.errors import BadHeader, BadJson, BodyTimeout, InternalError, RequestError, TooLarge
+from serving.protocol.http import UNDECODABLE, Headers, Request, Response
+
+Handle = Callable[[Request], Awaitable[Response]]
+#: Makes (and counts) the response to an error. The headers are `None` where none could be read.
+Refuse = Callable[[RequestError, Headers | None], Response]
+
+#: The server spends far more on a chunk than on its bytes, and tells us of each one. At the
+#: default limit of 64 MiB this allows chunks of 1 KiB; a body in 1-byte chunks ends here.
+MAX_BODY_CHUNKS = 65_536
+#: For the rest of a refused body, before the answer is sent all the same.
+DISCARD_TIMEOUT_S = 1.0
+_STATUSES = range(100, 600)
+
+_log = logging.getLogger(__name__)
+
+
+class RsgiApp:
+    """An RSGI application around `handle`.
+
+    A request whose client goes away is cancelled: `handle` sees `asyncio.CancelledError`
+    and can count it; nothing is written. An exception that `handle` raises is logged and
+    answered as an internal error.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        *,
+        refuse: Refuse,
+        max_body_bytes: int,
+        body_timeout_s: float = 10.0,
+        max_body_chunks: int = MAX_BODY_CHUNKS,
+        cancel_on_disconnect: bool = True,
+    ) -> None:
+        """Make the application.
+
+        Args:
+            handle: Answers a complete request.
+            refuse: Answers an error that happens before `handle` runs, or in it.
+            max_body_bytes: What a body may hold, as received.
+            body_timeout_s: How long a body may take to arrive.
+            max_body_chunks: Into how many chunks a body of unknown length may be split.
+            cancel_on_disconnect: Whether `handle` is cancelled when its client goes away.
+        """
+        self._handle = handle
+        self._refuse = refuse
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+        self._max_body_chunks = max_body_chunks
+        self._cancel_on_disconnect = cancel_on_disconnect
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @property
+    def running(self) -> int:
+        """Requests that are being read or answered."""
+        return len(self._running)
+
+    def cancel_running(self) -> None:
+        """Cancel every request in flight; their connections are closed without a reply."""
+        for task in tuple(self._running):
+            task.cancel()
+
+    async def __rsgi__(self, scope: Any, proto: Any) -> None:
+        """Serve one request. The server calls this."""
+        if scope.proto != "http":
+            proto.close(403)  # a WebSocket, which is not spoken here
+            return
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("RSGI requests must run as asyncio tasks")
+        self._running.add(task)
+        try:
+            response = await self._respond(scope, proto, task)
+        finally:
+            self._running.discard(task)
+        if response is not None:
+            _write(proto, response)
+
+    __call__ = __rsgi__
+
+    async def _respond(self, scope: Any, proto: Any, task: asyncio.Task[Any]) -> Response | None:
+        headers: Headers | None = None
+        try:
+            headers = read_headers(scope.headers)
+            body = await self._read_body(headers, proto)
+            request = Request(scope.method, scope.path, scope.query_string, headers, body)
+            if self._cancel_on_disconnect:
+                return await self._handle_while_connected(request, proto, task)
+            return await self._handle(request)
+        except RequestError as error:
+            return self._refuse(error, headers)
+        except Exception:
+            _log.exception("unhandled error while answering a request")
+            return self._refuse(InternalError("internal error"), headers)
+
+    async def _handle_while_connected(
+        self, request: Request, proto: Any, task: asyncio.Task[Any]
+    ) -> Response | None:
+        def cancel(_: object) -> None:
+            task.cancel()
+
+        gone = proto.client_disconnect()
+        gone.add_done_callback(cancel)
+        try:
+            return await self._handle(request)
+        except asyncio.CancelledError:
+            if not gone.done():
+                raise
+            task.uncancel()
+            return None
+        finally:
+            gone.remove_done_callback(cancel)
+            gone.cancel()
+
+    async def _read_body(self, headers: Headers, proto: Any) -> bytes:
+        declared = headers.get("content-length")
+        chunked = "transfer-encoding" in headers
+        if declared is None and not chunked:
+            return b""
+        try:
+            async with asyncio.timeout(self._body_timeout_s):
+                if declared is None or chunked:
+                    return await self._read_chunks(headers, proto)
+                return await self._read_declared(declared, headers, proto)
+        except TimeoutError:
+            raise BodyTimeout(f"the body did not arrive within {self._body_timeout_s:g} s") from None
+        except (ProtocolClosed, ProtocolError):
+            raise BadJson("the body ended before it was complete") from None
+
+    async def _read_declared(self, declared: str, headers: Headers, proto: Any) -> bytes:
+        # The server has already refused what is no number; it also ends the body at this length.
+        if not (declared.isascii() and declared.isdigit()):
+            raise BadHeader("Content-Length must be a number")
+        if int(declared) > self._max_body_bytes:
+            await self._discard(headers, proto)
+            raise self._too_large()
+        body: bytes = await proto()
+        return body
+
+    async def _read_chunks(self, headers: Headers, proto: Any) -> bytes:
+        # One growing buffer, whose content `getvalue` hands out without a copy: memory stays
+        # with the bytes received, whatever the chunks.
+        buffer = BytesIO()
+        chunks, size_bytes = 0, 0
+        async for chunk in proto:
+            chunks += 1
+            size_bytes += len(chunk)
+            if size_bytes > self._max_body_bytes:
+                buffer.close()
+                await self._discard(headers, proto)
+                raise self._too_large()
+            if chunks > self._max_body_chunks:
+                raise TooLarge(f"the body is split into more than {self._max_body_chunks} chunks")
+            buffer.write(chunk)
+        return buffer.getvalue()
+
+    async def _discard(self, headers: Headers, proto: Any) -> None:
+        """Take in what a refused client still sends, up to as much again as a body may hold.
+
+        Most clients send everything before they read: closed at once, they would see a broken
+        connection and never the reason. One that waits for 100 Continue sends nothing.
+        """
+        if "expect" in headers:
+            return
+        discarded_bytes = 0
+        with contextlib.suppress(TimeoutError, ProtocolClosed, ProtocolError):
+            async with asyncio.timeout(DISCARD_TIMEOUT_S):
+                async for chunk in proto:
+                    discarded_bytes += len(chunk)
+                    if discarded_bytes > self._max_body_bytes:
+                        return
+
+    def _too_large(self) -> TooLarge:
+        return TooLarge(f"the body is larger than {self._max_body_bytes} bytes")
+
+
+def read_headers(rsgi_headers: Any) -> Headers:
+    """The request's headers, none of them lost.
+
+    The server leaves a value that is not ASCII out of `items()` but its name in `keys()`:
+    such a header gets the value `UNDECODABLE` here, so that a mangled declaration is
+    refused rather than overlooked.
+    """
+    pairs: list[tuple[str, str]] = rsgi_headers.items()
+    headers = Headers(pairs)
+    names: list[str] = rsgi_headers.keys()
+    if len(names) != len(headers):
+        lost = [(name, UNDECODABLE) for name in names if name not in headers]
+        headers = Headers(pairs + lost)
+    return headers
+
+
+def _write(proto: Any, response: Response) -> None:
+    # The server aborts the whole process on a status that is none.
+    status = response.status if response.status in _STATUSES else 500
+    try:
+        if response.body:
+            proto.response_bytes(status, response.headers, response.body)
+        else:
+            proto.response_empty(status, response.headers)
+    except (ProtocolClosed, ProtocolError):
+        _log.debug("the client went away before the response was written")

@@ -1,0 +1,70 @@
+"""The Serve application: a tier deployment per model and precision, gateways, and the hub."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray import serve
+from ray.serve.schema import LoggingConfig
+
+from serving.config import Config
+from serving.gateway.coalescer import BATCHES_PER_REPLICA
+from serving.runtime.gateway_replica import GatewayReplica
+from serving.runtime.hub_replica import HubReplica
+from serving.runtime.tier_plan import TierPlan, plan_tiers
+from serving.runtime.tier_replica import TierReplica
+
+HUB_DEPLOYMENT = "hub"
+GATEWAY_DEPLOYMENT = "gateway"
+
+_LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
+
+
+def build_app(config: Config) -> serve.Application:
+    """The application of a checked configuration."""
+    hub = _deployment(HubReplica, HUB_DEPLOYMENT).bind()
+    tiers: dict[str, dict[str, Any]] = {}
+    for plan in plan_tiers(config):
+        tiers.setdefault(plan.model.name, {})[plan.tier] = _tier(plan, config.server.gateways)
+    gateway = _deployment(
+        GatewayReplica,
+        GATEWAY_DEPLOYMENT,
+        num_replicas=config.server.gateways,
+        graceful_shutdown_timeout_s=config.server.drain_timeout_s,
+    )
+    application: serve.Application = gateway.bind(config, tiers, hub)
+    return application
+
+
+def _tier(plan: TierPlan, gateways: int) -> Any:
+    deployment = _deployment(
+        TierReplica,
+        plan.deployment_name,
+        num_replicas=plan.config.replicas,
+        # Every gateway keeps BATCHES_PER_REPLICA batches under way per replica; twice that
+        # leaves room for an uneven spread over replicas, and for reports.
+        max_ongoing_requests=2 * BATCHES_PER_REPLICA * gateways + 2,
+        ray_actor_options=_actor_options(plan.config.resources),
+    )
+    return deployment.bind(plan)
+
+
+def _deployment(
+    replica: type, name: str, *, ray_actor_options: dict[str, Any] | None = None, **options: Any
+) -> Any:
+    return serve.deployment(
+        name=name,
+        logging_config=_LOGGING,
+        ray_actor_options=ray_actor_options or {"num_cpus": 0},
+        **options,
+    )(replica)
+
+
+def _actor_options(resources: dict[str, float]) -> dict[str, Any]:
+    """Ray's actor options for configured resources: CPU and GPU have fields of their own."""
+    own = {name: amount for name, amount in resources.items() if name not in {"CPU", "GPU"}}
+    return {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        "resources": own,
+    }

@@ -1,0 +1,137 @@
+"""A Ray cluster of this process's own: started for one `halftone serve`, gone without a trace after it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from serving.config import Config, ServerConfig
+from serving.errors import ConfigError, HalftoneError
+from serving.runtime.tier_plan import plan_tiers
+
+logger = logging.getLogger("halftone")
+
+#: Ray's shared-memory store. Batches travel in calls; only what is large goes through it.
+OBJECT_STORE_BYTES = 256 * 2**20
+
+_ENVIRONMENT = {
+    # Ray starts its workers at nice 15, which wrecks the tail of latencies on a busy host.
+    "RAY_worker_niceness": "0",
+    # What Serve's throughput mode sets, but for direct ingress, which would start a proxy and
+    # take 30 s to stop: user code, router and replica share one event loop, calls go over gRPC.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Every Ray port, the replicas' gRPC ports included, wants the token of this run.
+    "RAY_AUTH_MODE": "token",
+    # A card's package, where one is installed and not asked for, must not load with torch.
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+}
+
+
+class PortTaken(HalftoneError):
+    """Something listens on the configured port already."""
+
+
+@contextmanager
+def reserved_port(server: ServerConfig) -> Iterator[None]:
+    """Hold the port for this run: gateways share it, strangers and a second run do not get in.
+
+    The gateways bind with SO_REUSEPORT, and so would a second run's: both would take
+    connections in turn. A bind without that option sees the port as taken.
+
+    Raises:
+        PortTaken: another process has the port, or the address is not this machine's.
+    """
+    family, _, _, _, address = _address(server)
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(address)
+            probe.listen(1)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise PortTaken(f"cannot listen on {server.host}:{server.port}: {reason}") from error
+    with socket.socket(family, socket.SOCK_STREAM) as holder:
+        # Bound but not listening: it gets no connection, and keeps a second run out.
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            holder.bind(address)
+        except OSError as error:
+            raise PortTaken(f"cannot listen on {server.host}:{server.port}: {error.strerror}") from error
+        yield
+
+
+def _address(server: ServerConfig) -> tuple[int, int, int, str, tuple[str, int]]:
+    try:
+        found = socket.getaddrinfo(server.host, server.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {server.host}: {error.strerror}") from error
+    except ValueError as error:  # A name that no resolver takes: NUL, or an empty label.
+        raise PortTaken(f"cannot listen on {server.host!r}: not a host name") from error
+    return found[0]  # type: ignore[return-value]  # Stream sockets only.
+
+
+@contextmanager
+def local_cluster(config: Config) -> Iterator[None]:
+    """A Ray cluster on loopback with a token of its own, in a folder that is removed after it.
+
+    Raises:
+        ConfigError: a tier asks for resources that this machine does not have.
+    """
+    _prepare_environment()
+    folder = Path(tempfile.mkdtemp(prefix="halftone-"))
+    try:
+        import ray  # noqa: PLC0415  Reads its environment when imported.
+
+        ray.init(
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(folder),
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=True,
+            logging_level=logging.WARNING,
+        )
+        try:
+            _check_resources(config, ray.cluster_resources())
+            yield
+        finally:
+            ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepare_environment() -> None:
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    # Replicas import the model's module from where this process would.
+    paths = [path for path in sys.path if path]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+
+
+def _check_resources(config: Config, available: dict[str, float]) -> None:
+    """Refuse what would wait for ever.
+
+    Raises:
+        ConfigError: the replicas of all tiers together ask for more than the cluster has.
+    """
+    wanted: dict[str, float] = {}
+    for plan in plan_tiers(config):
+        for name, amount in plan.config.resources.items():
+            wanted[name] = wanted.get(name, 0.0) + amount * plan.config.replicas
+    for name, amount in wanted.items():
+        if amount > available.get(name, 0.0):
+            raise ConfigError(
+                f"the tiers ask for {name}: {amount:g} in all, "
+                f"and this machine has {available.get(name, 0.0):g}"
+            )

@@ -1,0 +1,151 @@
+"""A gateway's replica: the embedded HTTP server, its service, and the beat to the hub."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry
+from ray.serve.handle import DeploymentHandle
+
+from serving import __version__
+from serving.config import Config
+from serving.gateway.auth import Authenticator, load_tokens
+from serving.gateway.model import ServedModel
+from serving.gateway.service import Service
+from serving.gateway.watch import watch_lane
+from serving.observe.hub import Family, take_snapshot
+from serving.observe.metrics import GatewayMetrics
+from serving.protocol.rsgi import RsgiApp
+from serving.protocol.server import EmbeddedServer
+from serving.runtime.hub_replica import Beat
+from serving.runtime.serve_tier_client import ServeTierClient
+
+logger = logging.getLogger("halftone.gateway")
+
+BEAT_INTERVAL_S = 0.5
+#: For the hub to answer; a page that takes longer is refused.
+HUB_TIMEOUT_S = 5.0
+
+
+class HubMetrics:
+    """The merged metrics, fetched from the hub with this gateway's own figures up to date."""
+
+    def __init__(self, hub: DeploymentHandle, registry: CollectorRegistry) -> None:
+        self._push = hub.options(method_name="push")
+        self._render = hub.options(method_name="push_and_render")
+        self._merge = hub.options(method_name="push_and_merge")
+        self._registry = registry
+        # Unique to this life of this process, wherever it runs.
+        self._process = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns()}"
+        self.inflight_requests = 0
+        self.draining = False
+
+    def _beat(self) -> Beat:
+        return Beat(self._process, take_snapshot(self._registry), self.inflight_requests, self.draining)
+
+    async def page(self, openmetrics: bool) -> bytes:
+        """The rendered page."""
+        async with asyncio.timeout(HUB_TIMEOUT_S):
+            page: bytes = await self._render.remote(self._beat(), openmetrics)
+            return page
+
+    async def families(self) -> list[Family]:
+        """The merged families."""
+        async with asyncio.timeout(HUB_TIMEOUT_S):
+            families: list[Family] = await self._merge.remote(self._beat())
+            return families
+
+    async def push(self) -> bool:
+        """Push the figures. Returns whether to drain."""
+        async with asyncio.timeout(HUB_TIMEOUT_S):
+            drain: bool = await self._push.remote(self._beat())
+            return drain
+
+
+class GatewayReplica:
+    """Serves HTTP on the configured port; several share it."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it; type checkers want None.
+        self,
+        config: Config,
+        tiers: dict[str, dict[str, DeploymentHandle]],
+        hub: DeploymentHandle,
+    ) -> None:
+        """`tiers`: model -> tier -> handle."""
+        server = config.server
+        metrics = GatewayMetrics(CollectorRegistry())
+        _set_build_info(metrics)
+        models = {
+            model.name: ServedModel(
+                model,
+                {
+                    tier: ServeTierClient(handle, f"{model.name}/{tier}", server.request_timeout_s)
+                    for tier, handle in tiers[model.name].items()
+                },
+                metrics,
+            )
+            for model in config.models
+        }
+        tokens = load_tokens(server.tokens_file) if server.tokens_file else None
+        self._hub = HubMetrics(hub, metrics.registry)
+        self._service = Service(server, models, metrics, Authenticator(tokens), self._hub)
+        app = RsgiApp(
+            self._service.handle,
+            refuse=self._service.refuse,
+            max_body_bytes=server.max_body_bytes,
+            body_timeout_s=server.body_timeout_s,
+        )
+        self._drain_timeout_s = server.drain_timeout_s
+        self._http = EmbeddedServer(app, server.host, server.port)
+        await self._http.start()
+        self._tasks = [asyncio.create_task(self._beat())]
+        self._tasks += [
+            asyncio.create_task(watch_lane(model, lane, metrics))
+            for model in models.values()
+            for lane in model.lanes.values()
+        ]
+
+    async def _beat(self) -> None:
+        while True:
+            self._hub.inflight_requests = self._service.inflight_requests
+            try:
+                drain = await self._hub.push()
+            except Exception as error:
+                logger.warning("the hub did not take the metrics: %r", error)
+            else:
+                if drain and not self._hub.draining:
+                    self._service.drain()
+                    self._hub.draining = True
+                    continue  # Say so at once.
+            await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def check_health(self) -> None:
+        """Raise when the HTTP server or a background task has ended."""
+        if not self._http.is_serving:
+            raise RuntimeError("the HTTP server has stopped")
+        for task in self._tasks:
+            if task.done():
+                raise RuntimeError(f"a background task has ended: {task.get_name()}")
+
+    async def __del__(self) -> None:  # Serve awaits it when the replica stops.
+        for task in getattr(self, "_tasks", []):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if hasattr(self, "_http"):
+            await self._http.stop(self._drain_timeout_s)
+
+
+def _set_build_info(metrics: GatewayMetrics) -> None:
+    def found(package: str) -> str:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return "none"
+
+    metrics.build_info.labels(__version__, found("torch"), found("torch_npu"), found("ray")).set(1)

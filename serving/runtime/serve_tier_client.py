@@ -1,0 +1,62 @@
+"""`TierClient` over a Ray Serve handle: one Serve call per batch.
+
+Serve knows the replicas and picks one with few calls under way; a batch whose replica
+died is sent once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from serving.errors import RequestError, TierLost
+from serving.gateway.tier_client import BatchResult, TierReport
+from serving.tensors import Tensors
+
+logger = logging.getLogger("halftone.gateway")
+
+#: The first call, and one more where the replica was lost. Inference is idempotent.
+ATTEMPTS = 2
+
+
+class ServeTierClient:
+    """Reaches one tier through its deployment's handle."""
+
+    def __init__(self, handle: DeploymentHandle, name: str, timeout_s: float) -> None:
+        """`timeout_s`: for one batch, all attempts together."""
+        self._run = handle.options(method_name="run")
+        self._report = handle.options(method_name="report")
+        self._name = name
+        self._timeout_s = timeout_s
+
+    async def run(self, batch: Tensors) -> BatchResult:
+        """Compute a batch; see `TierClient.run`."""
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._attempt(batch)
+        except TimeoutError as error:
+            raise TierLost(f"tier {self._name} did not answer within {self._timeout_s:g} s") from error
+
+    async def _attempt(self, batch: Tensors) -> BatchResult:
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                answer: BatchResult | RequestError = await self._run.remote(batch)
+            except (RayError, RayServeException) as error:
+                logger.warning(
+                    "tier %s: attempt %d lost its replica: %s", self._name, attempt, type(error).__name__
+                )
+                lost = error
+                continue
+            if isinstance(answer, RequestError):
+                raise answer
+            return answer
+        raise TierLost(f"tier {self._name} lost its replica twice") from lost
+
+    async def report(self) -> TierReport:
+        """What the tier is. Waits until a replica has started."""
+        report: TierReport = await self._report.remote()
+        return report

@@ -1,0 +1,52 @@
+"""What one tier's replica has to load: plain data, sent to its process."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from serving.config import Config, ModelConfig, TierConfig, TierKind
+
+#: Ray Serve's name of the whole application.
+APP_NAME = "halftone"
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """One tier of one model."""
+
+    model: ModelConfig
+    tier: str
+    threads: int
+
+    @property
+    def config(self) -> TierConfig:
+        """The tier's own section."""
+        return self.model.tiers[self.tier]
+
+    @property
+    def kind(self) -> TierKind:
+        """The tier's kind."""
+        return self.model.kind(self.tier)
+
+    @property
+    def deployment_name(self) -> str:
+        """Its name in Serve, unique over models and tiers."""
+        return f"{self.model.name}:{self.tier}"  # No name holds a colon.
+
+
+def plan_tiers(config: Config, cores: int | None = None) -> list[TierPlan]:
+    """A plan for every tier. Replicas share the cores, since torch would take all in each.
+
+    Args:
+        config: a checked configuration.
+        cores: of the machine; counted when None.
+    """
+    cores = cores or len(os.sched_getaffinity(0))
+    replicas = sum(tier.replicas for model in config.models for tier in model.tiers.values())
+    share = max(1, cores // replicas)
+    return [
+        TierPlan(model, name, tier.threads or share)
+        for model in config.models
+        for name, tier in model.tiers.items()
+    ]

@@ -1,0 +1,51 @@
+"""One server for the tests that only ask it something: four models, nine tiers, two gateways."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "models")]
+
+from server_process import ServerProcess  # noqa: E402  Beside this file.
+
+CONFIG = """
+server: {gateways: 2, max_body_bytes: 4194304, body_timeout_s: 2}
+models:
+  - name: text
+    source: serving.models.minilm:MiniLM
+    tiers: {fp32: {}, fp16: {}, mixed: {}}
+    default: standard
+    classes: {critical: fp32, standard: fp16, edge: fp16, bulk: {tier: fp16}}
+  - name: vision
+    source: serving.models.efficientnet:EfficientNetLite0
+    tiers: {fp32: {}, fp16: {}}
+  - name: echo
+    source: serving.models.echo:Echo
+    tiers:
+      fp32: {max_queue_rows: 4096}
+      fp16: {max_queue_rows: 4096}
+    default: bulk
+    classes: {critical: fp32, bulk: fp16}
+  - name: classifier
+    source: mypackage.module:build
+    inputs: [{name: x, dtype: FP32, shape: [-1, 128]}]
+    outputs: [{name: y, dtype: FP32, shape: [-1, 10], kind: logits}]
+    tiers: {fp32: {}, fp16: {}}
+"""
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A ready server."""
+    process = ServerProcess(tmp_path_factory.mktemp("server"), CONFIG)
+    try:
+        process.wait_for_output("Try:")
+        yield process
+        assert process.interrupt() == 0, process.output
+    finally:
+        process.kill()

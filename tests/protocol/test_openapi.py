@@ -1,0 +1,74 @@
+"""The OpenAPI document."""
+
+import json
+
+import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from serving.errors import RequestError
+from serving.protocol.openapi import openapi_document
+from serving.tensors import Signature, TensorSpec
+
+MODELS = {
+    "classifier": Signature(
+        (TensorSpec("x", "FP32", (-1, 128)),), (TensorSpec("y", "FP32", (-1, 10), "logits"),)
+    ),
+    "encoder": Signature(
+        (TensorSpec("tokens", "INT64", (-1, -1)),), (TensorSpec("e", "FP32", (-1, 384), "embedding"),)
+    ),
+}
+
+
+@pytest.mark.parametrize("models", [{}, MODELS])
+def test_the_document_is_valid(models: dict[str, Signature]) -> None:
+    """OpenAPI 3.1, and plain JSON."""
+    document = json.loads(json.dumps(openapi_document(models, "1.2.3")))
+    OpenAPIV31SpecValidator(document).validate()
+    assert document["info"]["version"] == "1.2.3"
+
+
+def test_every_route_is_there() -> None:
+    """With its method and nothing else."""
+    paths = openapi_document(MODELS, "0")["paths"]
+    assert {(path, method) for path, item in paths.items() for method in item if method != "parameters"} == {
+        ("/v2", "get"),
+        ("/v2/health/live", "get"),
+        ("/v2/health/ready", "get"),
+        ("/v2/models/{model}", "get"),
+        ("/v2/models/{model}/ready", "get"),
+        ("/v2/models/{model}/config", "get"),
+        ("/v2/models/{model}/stats", "get"),
+        ("/v2/models/{model}/infer", "post"),
+        ("/v2/repository/index", "post"),
+        ("/metrics", "get"),
+        ("/openapi.json", "get"),
+    }
+
+
+def test_infer_tells_every_error() -> None:
+    """Each status and code of the error table that inference can answer."""
+    responses = openapi_document(MODELS, "0")["paths"]["/v2/models/{model}/infer"]["post"]["responses"]
+    elsewhere = {"unknown_route"}
+    for error in RequestError.__subclasses__():
+        if error.code not in elsewhere:
+            response = responses[str(error.status)]
+            assert f"`{error.code}`" in response["description"]
+            assert response["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/Error"}
+
+
+def test_infer_tells_its_headers() -> None:
+    """The precision contract is part of the interface."""
+    infer = openapi_document(MODELS, "0")["paths"]["/v2/models/{model}/infer"]["post"]
+    assert {"X-Precision", "X-Precision-Verify"} <= {parameter["name"] for parameter in infer["parameters"]}
+    assert {"X-Precision-Tier", "X-Precision-Effective", "X-Request-Id"} <= set(
+        infer["responses"]["200"]["headers"]
+    )
+
+
+def test_models_and_their_tensors() -> None:
+    """Names are listed, free dimensions are free."""
+    document = openapi_document(MODELS, "0")
+    names = document["paths"]["/v2/models/{model}"]["parameters"][0]["schema"]["enum"]
+    assert names == ["classifier", "encoder"]
+    tensor = document["components"]["schemas"]["model.classifier"]["properties"]["inputs"]["prefixItems"][0]
+    assert tensor["properties"]["shape"]["prefixItems"] == [{"type": "integer", "minimum": 1}, {"const": 128}]

@@ -1,0 +1,241 @@
+"""The adapter over a real socket: bodies, limits, headers, clients that go away."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from serving.errors import BadShape
+from serving.protocol.http import UNDECODABLE, Request, Response
+
+END = b"Host: h\r\nConnection: close\r\nX-Request-Id: r7\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+
+
+async def echo(request: Request) -> Response:
+    """What arrived, as JSON."""
+    said = {
+        "method": request.method,
+        "path": request.path,
+        "query": request.query,
+        "headers": request.headers.items(),
+        "size": len(request.body),
+        "body": request.body[:100].decode("latin-1"),
+    }
+    return Response(200, [("content-type", "application/json")], json.dumps(said).encode())
+
+
+def post(*headers: bytes, body: bytes = b"", path: bytes = b"/") -> bytes:
+    """A POST of raw parts."""
+    return b"POST " + path + b" HTTP/1.1\r\n" + END + b"".join(headers) + b"\r\n" + body
+
+
+def parsed(reply: bytes) -> tuple[int, dict[str, Any]]:
+    """Status and JSON body."""
+    head, _, body = reply.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+def assert_refused(reply: bytes, status: int, code: str) -> None:
+    """The error is that one, as JSON, with the request's id in body and header."""
+    got, body = parsed(reply)
+    assert (got, body["code"], body["id"]) == (status, code, "r7")
+    assert b"x-request-id: r7" in reply
+    assert set(body) == {"error", "code", "id"}
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait a little for something that happens in another thread."""
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.005)
+
+
+def test_a_request_arrives_whole(wire: Any, start: Any) -> None:
+    """Method, decoded path, raw query, headers, body."""
+    head = b"POST /v2/models/a%2e%20b?x=%20&y HTTP/1.1\r\n" + END
+    body = b"X-A: 1\r\nx-a: 2\r\nContent-Length: 3\r\n\r\nabc"
+    status, said = parsed(wire.exchange(start(echo), head + body))
+    assert status == 200
+    assert (said["method"], said["path"], said["query"]) == ("POST", "/v2/models/a. b", "x=%20&y")
+    assert (said["size"], said["body"]) == (3, "abc")
+    assert [value for name, value in said["headers"] if name == "x-a"] == ["1", "2"]
+
+
+def test_chunked_with_trailers(wire: Any, start: Any) -> None:
+    """Chunks are joined; trailers are ignored."""
+    body = b"3\r\nabc\r\n2;ext=1\r\nde\r\n0\r\nX-Trailer: 1\r\n\r\n"
+    assert parsed(wire.exchange(start(echo), post(CHUNKED, body=body)))[1]["body"] == "abcde"
+
+
+def test_no_body(wire: Any, start: Any) -> None:
+    """A GET is not waited for."""
+    port = start(echo)
+    assert parsed(wire.get(port))[1]["size"] == 0
+    assert parsed(wire.exchange(port, post(b"Content-Length: 0\r\n")))[1]["size"] == 0
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", "é".encode()])
+def test_header_values_that_are_no_text(wire: Any, start: Any, value: Any) -> None:
+    """Present but unreadable, neither lost nor an error of its own."""
+    reply = wire.exchange(start(echo), post(b"X-Precision: " + value + b"\r\n"))
+    assert ["x-precision", UNDECODABLE] in parsed(reply)[1]["headers"]
+
+
+def test_expect_continue(wire: Any, start: Any) -> None:
+    """The server says to go on as soon as the body is asked for."""
+    with wire.connect(start(echo)) as connection:
+        connection.sendall(post(b"Content-Length: 3\r\nExpect: 100-continue\r\n"))
+        assert connection.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        connection.sendall(b"abc")
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_expect_continue_of_a_body_too_large(wire: Any, start: Any) -> None:
+    """Refused without the body being sent."""
+    reply = wire.exchange(start(echo), post(b"Content-Length: 100001\r\nExpect: 100-continue\r\n"))
+    assert_refused(reply, 413, "too_large")
+
+
+def test_head_has_no_body(wire: Any, start: Any) -> None:
+    """Only its length."""
+    reply = wire.exchange(start(echo), b"HEAD / HTTP/1.1\r\n" + END + b"\r\n")
+    assert reply.startswith(b"HTTP/1.1 200")
+    assert reply.endswith(b"\r\n\r\n")
+
+
+def test_the_limit_by_length(wire: Any, start: Any) -> None:
+    """Refused before a byte of it is read; exactly the limit is served."""
+    port = start(echo)
+    assert_refused(wire.exchange(port, post(b"Content-Length: 100001\r\n")), 413, "too_large")
+    full = post(b"Content-Length: 100000\r\n", body=bytes(100_000))
+    assert parsed(wire.exchange(port, full))[1]["size"] == 100_000
+
+
+def test_the_limit_by_chunks(wire: Any, start: Any) -> None:
+    """Counted as they arrive; the rest is not read."""
+    port = start(echo)
+    chunk = b"2710\r\n" + bytes(10_000) + b"\r\n"
+    assert_refused(wire.exchange(port, post(CHUNKED, body=chunk * 11)), 413, "too_large")
+    full = post(CHUNKED, body=chunk * 10 + b"0\r\n\r\n")
+    assert parsed(wire.exchange(port, full))[1]["size"] == 100_000
+
+
+def test_tiny_chunks(wire: Any, start: Any) -> None:
+    """Thousands of them are joined; too many are refused whatever their size."""
+    port = start(echo, max_body_chunks=5000)
+    chunk = b"1\r\na\r\n"
+    joined = wire.exchange(port, post(CHUNKED, body=chunk * 4000 + b"0\r\n\r\n"))
+    assert parsed(joined)[1]["size"] == 4000
+    assert_refused(wire.exchange(port, post(CHUNKED, body=chunk * 5001)), 413, "too_large")
+
+
+@pytest.mark.parametrize(
+    "sent", [post(b"Content-Length: 9\r\n", body=b"abc"), post(CHUNKED, body=b"1\r\na\r\n")]
+)
+def test_a_body_that_does_not_arrive(wire: Any, start: Any, sent: bytes) -> None:
+    """Not waited for longer than agreed."""
+    assert_refused(wire.exchange(start(echo, body_timeout_s=0.2), sent), 408, "body_timeout")
+
+
+def test_a_truncated_body(wire: Any, start: Any) -> None:
+    """A client that stops sending gets no answer that looks like one."""
+    with wire.connect(start(echo)) as connection:
+        connection.sendall(post(b"Content-Length: 9\r\n", body=b"abc"))
+        connection.shutdown(1)
+        reply = connection.recv(10_000)
+    if reply:
+        assert_refused(reply, 400, "bad_json")
+
+
+def test_errors_of_the_handler(wire: Any, start: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A typed error keeps its status; any other becomes an internal one and a log line."""
+
+    async def fail(request: Request) -> Response:
+        raise BadShape("no") if request.path == "/typed" else RuntimeError("secret")
+
+    port = start(fail)
+    assert parsed(wire.get(port, "/typed"))[1]["code"] == "bad_shape"
+    with caplog.at_level(logging.ERROR):
+        status, body = parsed(wire.get(port))
+    assert (status, body["code"]) == (500, "internal")
+    assert "secret" not in body["error"]
+    assert "secret" in caplog.text
+
+
+def test_a_status_that_is_none(wire: Any, start: Any) -> None:
+    """The server would abort the process."""
+
+    async def odd(_: Request) -> Response:
+        return Response(9999, [("x", "1")])
+
+    assert wire.get(start(odd)).startswith(b"HTTP/1.1 500")
+
+
+@pytest.mark.parametrize("cancel", [True, False])
+def test_a_client_that_goes_away(
+    wire: Any, start: Any, caplog: pytest.LogCaptureFixture, cancel: bool
+) -> None:
+    """Its handler is cancelled, or runs on where that is asked; nothing reaches the log."""
+    events: list[str] = []
+
+    async def slow(_: Request) -> Response:
+        events.append("started")
+        try:
+            await asyncio.sleep(0.3)
+        except asyncio.CancelledError:
+            events.append("cancelled")
+            raise
+        events.append("finished")
+        return Response(200, [], bytes(1_000_000))
+
+    port = start(slow, cancel_on_disconnect=cancel)
+    with wire.connect(port) as connection:
+        connection.sendall(post())
+        eventually(lambda: bool(events))
+    eventually(lambda: len(events) == 2)
+    assert events[1] == ("cancelled" if cancel else "finished")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_websockets_are_not_spoken(wire: Any, start: Any) -> None:
+    """A request to upgrade is an ordinary GET here."""
+    upgrade = (
+        b"GET / HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    with wire.connect(start(echo)) as connection:
+        connection.sendall(upgrade)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_keep_alive_and_pipelining(wire: Any, start: Any) -> None:
+    """One connection, several requests, answers in order."""
+    one = b"POST /%d HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\n%d"
+    reply = wire.exchange(start(echo), one % (1, 1) + one % (2, 2) + post(path=b"/3"))
+    places = [reply.find(b'"path": "/%d"' % number) for number in (1, 2, 3)]
+    assert -1 < places[0] < places[1] < places[2]
+
+
+def test_many_at_once(wire: Any, start: Any) -> None:
+    """Concurrent requests get their own answers."""
+    port = start(echo)
+    right: list[int] = []
+
+    def ask(size: int) -> None:
+        reply = wire.exchange(port, post(b"Content-Length: %d\r\n" % size, body=b"x" * size))
+        if parsed(reply)[1]["size"] == size:
+            right.append(size)
+
+    threads = [threading.Thread(target=ask, args=(size,)) for size in range(1, 33)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(right) == list(range(1, 33))

@@ -1,0 +1,223 @@
+"""The embedded server: start, stop, shared ports, and what it answers on its own."""
+
+import asyncio
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.protocol.http import Request, Response
+from serving.protocol.server import ServerError
+
+GET = b"GET / HTTP/1.1\r\nHost: h\r\n"
+
+
+async def hello(_: Request) -> Response:
+    """A short answer."""
+    return Response(200, [], b"hello")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_listens_when_start_returns(wire: Any, loop_thread: Any, make_server: Any, host: str) -> None:
+    """The first request is served, by name as by address; after `stop` there is nobody."""
+    server = make_server(hello, host=host)
+    loop_thread.run(server.start())
+    assert wire.get(server.port).endswith(b"hello")
+    assert loop_thread.run(server.stop(5))
+    with pytest.raises(ConnectionRefusedError):
+        wire.connect(server.port)
+
+
+def test_starting_and_stopping_twice(loop_thread: Any, make_server: Any) -> None:
+    """Stopping what does not run is nothing; starting what runs is a mistake."""
+    server = make_server(hello)
+    assert loop_thread.run(server.stop(1))
+    loop_thread.run(server.start())
+    with pytest.raises(ServerError, match="already"):
+        loop_thread.run(server.start())
+    assert loop_thread.run(server.stop(1))
+    assert loop_thread.run(server.stop(1))
+
+
+def test_addresses_that_cannot_be_bound(loop_thread: Any, make_server: Any) -> None:
+    """One clear sentence."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cases = {
+            ("127.0.0.1", taken.getsockname()[1]): "in use",
+            ("192.0.2.1", 0): "assign",
+            ("192.0.2.1", 8000): "assign",
+            ("no-such-host.invalid", 8000): "resolve",
+        }
+        for (host, port), words in cases.items():
+            with pytest.raises(ServerError, match=words) as caught:
+                loop_thread.run(make_server(hello, host=host, port=port).start())
+            assert "\n" not in str(caught.value)
+
+
+def test_tls_is_not_half_configured(make_server: Any, tmp_path: Path) -> None:
+    """A certificate without its key must not become plain HTTP."""
+    with pytest.raises(ServerError):
+        make_server(hello, tls_certificate=tmp_path / "cert.pem")
+
+
+def test_no_signal_handlers_are_taken(loop_thread: Any, make_server: Any) -> None:
+    """They belong to the program around it."""
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    loop_thread.run(make_server(hello).start())
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_stop_finishes_what_is_in_flight(wire: Any, loop_thread: Any, make_server: Any) -> None:
+    """Its answer arrives although new connections are refused already; idle ones are closed."""
+    started = threading.Event()
+
+    async def slow(_: Request) -> Response:
+        started.set()
+        await asyncio.sleep(0.5)
+        return Response(200, [], b"finished")
+
+    server = make_server(slow)
+    loop_thread.run(server.start())
+    answers: list[bytes] = []
+    asking = threading.Thread(target=lambda: answers.append(wire.exchange(server.port, GET + b"\r\n")))
+    asking.start()
+    with wire.connect(server.port) as idle:
+        assert started.wait(5)
+        stopping = asyncio.run_coroutine_threadsafe(server.stop(5), loop_thread.loop)
+        time.sleep(0.2)
+        with pytest.raises(ConnectionRefusedError):
+            wire.connect(server.port)
+        assert idle.recv(100) == b""
+        assert stopping.result(5)
+    asking.join()
+    assert answers[0].endswith(b"finished")
+
+
+def test_stop_cancels_what_takes_too_long(wire: Any, loop_thread: Any, make_server: Any) -> None:
+    """And says so."""
+    started = threading.Event()
+
+    async def endless(_: Request) -> Response:
+        started.set()
+        await asyncio.sleep(60)
+        return Response(200)
+
+    server = make_server(endless)
+    loop_thread.run(server.start())
+    with wire.connect(server.port) as connection:
+        connection.sendall(GET + b"\r\n")
+        assert started.wait(5)
+        assert loop_thread.run(server.stop(0.1)) is False
+
+
+def test_a_client_that_does_not_read_is_dropped(loop_thread: Any, make_server: Any) -> None:
+    """Its connection ends by itself, so that `stop` ends too."""
+
+    async def large(_: Request) -> Response:
+        return Response(200, [], bytes(32_000_000))
+
+    server = make_server(large, write_timeout_s=0.5)
+    loop_thread.run(server.start())
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        slow.sendall(GET + b"\r\n")
+        time.sleep(0.2)
+        assert loop_thread.run(server.stop(8))
+
+
+@pytest.mark.parametrize("sent", [b"", b"G", GET, GET + b"\r\n"])
+def test_slow_headers_and_idle_connections_are_closed(
+    wire: Any, loop_thread: Any, make_server: Any, sent: bytes
+) -> None:
+    """In the header timeout, also where nothing was ever sent."""
+    server = make_server(hello, header_read_timeout_s=0.3)
+    loop_thread.run(server.start())
+    started = time.monotonic()
+    wire.exchange(server.port, sent)
+    assert time.monotonic() - started < 3
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GARBAGE\r\n\r\n", 400),
+        (GET + b"Bad Header: 1\r\n\r\n", 400),
+        (GET + b"X: a\x01b\r\n\r\n", 400),
+        (GET + b"X: " + b"a" * 200_000 + b"\r\n\r\n", 431),
+        (GET + b"X: 1\r\n" * 200 + b"\r\n", 431),
+        (b"GET /" + b"a" * 65_535 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
+    ],
+)
+def test_requests_that_are_no_http(wire: Any, start: Any, sent: bytes, status: int) -> None:
+    """The server answers these itself, without a body, and closes."""
+    port = start(hello)
+    assert wire.exchange(port, sent).startswith(f"HTTP/1.1 {status} ".encode())
+    assert wire.get(port).endswith(b"hello")
+
+
+def test_http2_is_not_spoken(wire: Any, start: Any) -> None:
+    """The connection is closed at once, not left open."""
+    started = time.monotonic()
+    wire.exchange(start(hello), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+    assert time.monotonic() - started < 3
+
+
+CHILD = """
+import asyncio, sys
+from serving.protocol.http import Response
+from serving.protocol.rsgi import RsgiApp
+from serving.protocol.server import EmbeddedServer
+
+async def handle(request):
+    return Response(200, [], sys.argv[2].encode())
+
+async def main():
+    app = RsgiApp(handle, refuse=lambda error, headers: Response(error.status), max_body_bytes=1000)
+    server = EmbeddedServer(app, "127.0.0.1", int(sys.argv[1]))
+    await server.start()
+    print(server.port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await server.stop(5)
+
+asyncio.run(main())
+"""
+
+
+def test_two_processes_share_a_port(wire: Any) -> None:
+    """The kernel spreads connections; when one leaves, the other serves them all."""
+
+    def answers(requests: int) -> set[bytes]:
+        return {wire.get(int(port)).rpartition(b"\r\n")[2] for _ in range(requests)}
+
+    children: list[subprocess.Popen[str]] = []
+    port = "0"
+    try:
+        for name in ("first", "second"):
+            child = subprocess.Popen(
+                [sys.executable, "-c", CHILD, port, name],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            children.append(child)
+            assert child.stdout
+            port = child.stdout.readline().strip()
+        assert answers(64) == {b"first", b"second"}
+        children[0].communicate()
+        assert children[0].returncode == 0
+        assert answers(16) == {b"second"}
+    finally:
+        for child in children:
+            child.communicate()
