@@ -11,16 +11,16 @@ import pytest
 import serving.gateway
 
 ROOT = Path(__file__).parent.parent
-GATEWAY_MODULES = [f"serving.gateway.{module.name}" for module in pkgutil.iter_modules(serving.gateway.__path__)]
+GATEWAY_MODULES = [
+    f"serving.gateway.{module.name}" for module in pkgutil.iter_modules(serving.gateway.__path__)
+]
 HEAVY = ("torch", "ray", "granian", "torch_npu")
 
 
 def loaded_by(module: str) -> list[str]:
     """Which heavy packages a fresh process holds once it has imported a module."""
-    code = (
-        f"import json, sys; import {module}; print(json.dumps([n for n in {HEAVY!r} if n in sys.modules]))"
-    )
-    done = subprocess.run(  # noqa: S603  Our own interpreter.
+    code = f"import json, sys; import {module}; print(json.dumps([n for n in {HEAVY!r} if n in sys.modules]))"
+    done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     loaded: list[str] = json.loads(done.stdout)
@@ -29,7 +29,7 @@ def loaded_by(module: str) -> list[str]:
 
 def test_the_import_contracts_hold() -> None:
     """What `make check` runs."""
-    done = subprocess.run(  # noqa: S603  Our own interpreter.
+    done = subprocess.run(
         [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"],
         capture_output=True,
         text=True,

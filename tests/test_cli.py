@@ -141,9 +141,7 @@ def test_a_source_that_raises_is_refused_by_its_field(
 
 
 @pytest.mark.parametrize("command", ["check", "serve"])
-def test_a_missing_file_is_status_2(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_file_is_status_2(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With its name and the reason."""
     file = tmp_path / "gone.yaml"
     assert main([command, str(file)]) == 2
@@ -193,7 +191,10 @@ def test_the_schema_refuses_what_check_refuses(text: str, capsys: pytest.Capture
 
 @pytest.mark.parametrize(
     "text",
-    [ECHO.replace("fp32: {}", "fp32: null"), ECHO.replace("tiers", "classes: {a: fp16, b: {tier: fp32}}, tiers")],
+    [
+        ECHO.replace("fp32: {}", "fp32: null"),
+        ECHO.replace("tiers", "classes: {a: fp16, b: {tier: fp32}}, tiers"),
+    ],
 )
 def test_the_schema_accepts_the_short_forms(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     """`fp32:` with nothing behind it, and `class: tier`."""
@@ -207,8 +208,11 @@ def test_a_reader_that_closes_early_is_no_traceback() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
-        done = subprocess.run(  # noqa: S603  Our own interpreter.
-            [sys.executable, "-m", "serving.cli", "schema"], stdout=closed, stderr=subprocess.PIPE, check=False
+        done = subprocess.run(
+            [sys.executable, "-m", "serving.cli", "schema"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            check=False,
         )
     assert done.returncode != 0
     assert b"Traceback" not in done.stderr

@@ -254,7 +254,7 @@ class Coalescer:
         """Up to `max_rows` rows off the queue, oldest requests first, each at most once."""
         key = queue[0].key
         slices: list[_Slice] = []
-        room = self._limits.max_rows + 1
+        room = self._limits.max_rows
         for _ in range(len(queue)):
             if room == 0:
                 break

@@ -58,6 +58,7 @@ CLIENT_GONE = "499"
 PREPROCESSING_THREADS = 2
 _INFER_CONTENT_TYPES = frozenset({"", "application/json", "application/octet-stream"})
 _US_PER_S = 1_000_000
+_MAX_TIMEOUT_US = 2**63
 
 
 class MetricsSource(Protocol):
@@ -237,7 +238,8 @@ class Service:
             if not isinstance(timeout_us, int) or isinstance(timeout_us, bool) or timeout_us < 0:
                 raise BadHeader("the parameter timeout is a whole number of microseconds")
             if timeout_us > 0:  # Triton's clients send 0 for none.
-                timeouts_s.append(timeout_us / _US_PER_S)
+                # JSON's integers have no bound, a float's range has.
+                timeouts_s.append(min(timeout_us, _MAX_TIMEOUT_US) / _US_PER_S)
         return min(timeouts_s)
 
     async def _compute(

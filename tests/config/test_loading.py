@@ -1,5 +1,6 @@
 """Reading a configuration: paths of wrong fields, files, and YAML that means harm."""
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -258,10 +259,8 @@ def test_a_syntax_error_names_line_and_column() -> None:
 @given(st.text(st.characters(codec=None), max_size=200))
 def test_any_text_is_a_configuration_or_a_config_error(text: str) -> None:
     """Nothing else is ever raised."""
-    try:
+    with contextlib.suppress(ConfigError):
         parse_config(text)
-    except ConfigError as error:
-        assert str(error)
 
 
 NAMES = st.sampled_from([*Config.model_fields, "fp32", "name", "source", "tiers", "classes", "inputs", "x"])
@@ -287,23 +286,21 @@ DATA = st.recursive(
 @given(st.dictionaries(NAMES, DATA, max_size=3))
 def test_any_data_is_a_configuration_or_a_config_error(data: dict[Any, Any]) -> None:
     """Whatever stands under the known names."""
-    try:
+    with contextlib.suppress(ConfigError):
         parse_config(yaml.safe_dump(data))
-    except ConfigError as error:
-        assert str(error)
 
 
 @given(
     st.fixed_dictionaries(
         {"name": st.just("m"), "source": st.just("a:b"), "tiers": st.one_of(st.just({"fp32": {}}), DATA)},
-        optional={
-            name: DATA for name in ("classes", "default", "inputs", "outputs", "guard", "weights")
-        },
+        optional=dict.fromkeys(("classes", "default", "inputs", "outputs", "guard", "weights"), DATA),
     )
 )
 def test_any_data_in_a_models_fields_is_a_configuration_or_a_config_error(data: dict[str, Any]) -> None:
-    """Deeper than the first field that is missing."""
+    """Deeper than the first field that is missing; the field or the line is named."""
+    path = "models[0]"
     try:
         parse_config(yaml.safe_dump({"models": [data]}))
     except ConfigError as error:
-        assert error.path.startswith("models[0]") or str(error).startswith("line ")
+        path = error.path or str(error)
+    assert path.startswith(("models[0]", "line "))

@@ -141,7 +141,7 @@ class Fleet(RuleBasedStateMachine):
 
 
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestFleet.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 def test_a_process_that_stalled_and_returns_is_counted_once() -> None:

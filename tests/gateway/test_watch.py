@@ -1,0 +1,227 @@
+"""Watching the tiers: reports open a model, failures are shown, changes are noticed."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.gateway.watch import REPORT_INTERVAL_S, take_report, watch_lane
+from serving.models.resolve import CallableSource
+
+Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
+CUSTOM = """
+from serving.models.echo import Echo
+class Custom(Echo):
+    pass
+class Broken(Echo):
+    def __init__(self):
+        raise OSError("no tokenizer here")
+"""
+
+
+@pytest.fixture
+def custom_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module with sources of its own, importable by this name."""
+    (tmp_path / "custom_sources.py").write_text(CUSTOM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "custom_sources", raising=False)
+    return "custom_sources"
+
+
+async def report(gateway: Any, tier: str = "fp32") -> None:
+    """Take one report of a tier."""
+    report = await gateway.tiers[tier].report()
+    await take_report(gateway.model, gateway.model.lanes[tier], report, gateway.metrics)
+
+
+def info(gateway: Any) -> list[dict[str, str]]:
+    """Labels of every `halftone_tier_info`."""
+    return [sample.labels for metric in gateway.metrics.tier_info.collect() for sample in metric.samples]
+
+
+def test_the_first_report_opens_the_model(make_gateway: Any, run: Run) -> None:
+    """With the reported signature and example; only the tier that reported is ready."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False)
+        await report(gateway, "fp16")
+        assert gateway.model.ready_signature() == gateway.tiers["fp16"].signature
+        assert list(gateway.model.example) == ["x"]
+        assert gateway.model.problems == {"fp32": "loading"}
+        gateway.model.lanes["fp16"].ready_coalescer()
+
+    run(scenario)
+
+
+def test_a_plain_callable_is_not_imported(make_gateway: Any, run: Run) -> None:
+    """Its module may need torch; the gateway needs its signature only."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False, model={"source": "not_installed:build"})
+        await report(gateway)
+        assert isinstance(gateway.model.source, CallableSource)
+        assert gateway.model.problems == {"fp16": "loading"}
+
+    run(scenario)
+
+
+def test_a_source_of_its_own_is_imported(make_gateway: Any, custom_module: str, run: Run) -> None:
+    """For its preprocessing and collating."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False, model={"source": f"{custom_module}:Custom"})
+        gateway.tiers["fp32"].is_plain = False
+        await report(gateway)
+        assert type(gateway.model.source).__name__ == "Custom"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gone:Custom", "cannot import gone"),
+        ("custom_sources:Gone", "custom_sources has no Gone"),
+        ("custom_sources:Broken", "OSError: no tokenizer here"),
+    ],
+)
+def test_a_source_that_only_the_gateway_cannot_open_is_shown(
+    name: str, words: str, make_gateway: Any, custom_module: str, run: Run
+) -> None:
+    """The tier is fine, yet no request can reach it: that is a failure, not an endless loading."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False, model={"source": name})
+        for tier in gateway.tiers.values():
+            tier.is_plain = False
+        await report(gateway, "fp32")
+        await report(gateway, "fp16")
+        status, document = await gateway.get("/v2/health/ready")
+        assert status == 503
+        assert "m/fp32: the gateway cannot open the model: " in document["error"]
+        assert document["error"].count(words) == 2
+        assert info(gateway) == []
+        # No signature is known here, so requests are refused without a look at their bodies.
+        assert (await gateway.infer()).status == 503
+
+    run(scenario)
+
+
+def test_a_source_that_opens_later_heals_the_tier(
+    make_gateway: Any, custom_module: str, tmp_path: Path, run: Run
+) -> None:
+    """The next report tries again."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False, model={"source": "arrives_later:Custom"})
+        gateway.tiers["fp32"].is_plain = False
+        await report(gateway)
+        assert "cannot import" in gateway.model.problems["fp32"]
+        (tmp_path / "arrives_later.py").write_text(CUSTOM)
+        await report(gateway)
+        assert "fp32" not in gateway.model.problems
+        assert info(gateway)
+
+    run(scenario)
+
+
+def test_a_tiers_own_failure_comes_first(make_gateway: Any, run: Run) -> None:
+    """Its reason is the one to mend, and it has no signature to open anything with."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False, model={"source": "gone:Custom"})
+        tier = gateway.tiers["fp32"]
+        tier.description = replace(tier.description, failure="weights of another hash")
+        tier.signature, tier.is_plain = None, False
+        await report(gateway)
+        assert gateway.model.problems["fp32"] == "weights of another hash"
+        assert info(gateway) == []
+        tier.signature = gateway.source.signature
+        await report(gateway)
+        assert gateway.model.problems["fp32"] == "weights of another hash"
+
+    run(scenario)
+
+
+def test_reports_that_arrive_together_open_the_model_once(
+    make_gateway: Any, custom_module: str, run: Run
+) -> None:
+    """A second opening would replace queues that hold requests."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False, model={"source": f"{custom_module}:Custom"})
+        opened = []
+        really_open = gateway.model.open
+
+        def count(*arguments: Any) -> None:
+            opened.append(arguments)
+            really_open(*arguments)
+
+        gateway.model.open = count
+        for tier in gateway.tiers.values():
+            tier.is_plain = False
+        await asyncio.gather(report(gateway, "fp32"), report(gateway, "fp16"))
+        assert len(opened) == 1
+        assert gateway.model.problems == {}
+
+    run(scenario)
+
+
+def test_the_info_metric_follows_what_a_tier_is(make_gateway: Any, run: Run) -> None:
+    """One series for each tier: another precision replaces the old one, a failure removes it."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False)
+        tier = gateway.tiers["fp32"]
+        await report(gateway)
+        await report(gateway)
+        expected = {"model": "m", "tier": "fp32", "device": "cpu", "soc": "test-chip"}
+        assert info(gateway) == [{**expected, "effective": "fp32-measured"}]
+        tier.description = replace(tier.description, effective="hf32")
+        await report(gateway)
+        assert info(gateway) == [{**expected, "effective": "hf32"}]
+        tier.description = replace(tier.description, failure="lost its card")
+        await report(gateway)
+        assert info(gateway) == []
+        tier.description = replace(tier.description, failure=None)
+        await report(gateway)
+        assert info(gateway) == [{**expected, "effective": "hf32"}]
+
+    run(scenario)
+
+
+def test_a_lane_is_watched_for_as_long_as_it_runs(
+    make_gateway: Any, run_virtually: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A report that fails is logged, and asked for again; what the tier was stays true meanwhile."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False)
+        tier, lane = gateway.tiers["fp32"], gateway.model.lanes["fp32"]
+        really_report = tier.report
+        watching = asyncio.create_task(watch_lane(gateway.model, lane, gateway.metrics))
+        await asyncio.sleep(0.1)
+        assert lane.problem is None
+
+        async def fail() -> Any:
+            raise ConnectionError("no replica")
+
+        tier.report = fail
+        await asyncio.sleep(REPORT_INTERVAL_S)
+        assert "tier m/fp32: no report: ConnectionError('no replica')" in caplog.text
+        assert lane.problem is None
+        tier.description = replace(tier.description, effective="hf32")
+        tier.report = really_report
+        await asyncio.sleep(REPORT_INTERVAL_S)
+        assert lane.description.effective == "hf32"
+        watching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+
+    with caplog.at_level(logging.WARNING):
+        run_virtually(scenario)

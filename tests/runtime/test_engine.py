@@ -1,0 +1,318 @@
+"""The engine: a converted model on the CPU, its outputs checked, its weights loaded or refused."""
+
+import hashlib
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from serving.config import ModelConfig
+from serving.errors import BadShape, ConfigError, ModelError
+from serving.models.resolve import CallableSource
+from serving.runtime.engine import Engine, load_weights, open_plan_source
+from serving.runtime.tier_plan import TierPlan
+from serving.tensors import Signature, TensorSpec
+
+OUTPUT = TensorSpec("y", "FP32", (-1, 3))
+X = {"x": np.arange(8, dtype=np.float32).reshape(4, 2)}
+
+
+class Two(nn.Module):
+    """Two numbers in, three out: x @ weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The linear layer."""
+        y: torch.Tensor = self.linear(x)
+        return y
+
+
+class Returns(nn.Module):
+    """Returns whatever a function makes of its input."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """The function's."""
+        return self.function(x)
+
+
+def plan_of(tier: str = "fp32", **fields: Any) -> TierPlan:
+    """A plan for one tier of a model."""
+    model = {"name": "m", "source": "a:b", "tiers": {tier: fields.pop("tier", {})}, **fields}
+    return TierPlan(ModelConfig.model_validate(model), tier, threads=1)
+
+
+def load(module: nn.Module, *outputs: TensorSpec, plan: TierPlan | None = None) -> Engine:
+    """A loaded engine around a module."""
+    signature = Signature((TensorSpec("x", "FP32", (-1, 2)),), outputs or (OUTPUT,))
+    return Engine.load(plan or plan_of(), CallableSource(lambda: module, signature, "a:b"))
+
+
+def test_a_batch_is_computed() -> None:
+    """Named outputs, FP32, the time it took."""
+    module = Two()
+    result = load(module).run(X)
+    expected = module(torch.from_numpy(X["x"])).detach().numpy()
+    np.testing.assert_allclose(result.outputs["y"], expected, rtol=1e-6)
+    assert result.outputs["y"].dtype == np.float32
+    assert result.compute_s > 0
+
+
+def test_the_description_tells_what_was_measured() -> None:
+    """The probe's word, not the configuration's."""
+    description = load(Two()).description
+    assert (description.device, description.effective, description.failure) == ("cpu", "fp32-ieee", None)
+    assert description.switches
+
+
+@pytest.mark.parametrize("tier", ["fp16", "mixed", "bf16"])
+def test_a_16_bit_tier_computes_less_precisely_and_says_so(tier: str) -> None:
+    """Close to FP32, not equal, and sent as FP32."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 3))
+    exact = load(module).run(X).outputs["y"]
+    engine = load(module, plan=plan_of(tier))
+    rough = engine.run(X).outputs["y"]
+    assert engine.description.effective != "fp32-ieee"
+    assert rough.dtype == np.float32
+    assert 0 < np.abs(rough - exact).max() < 0.05
+
+
+def test_a_module_is_served_in_eval_mode_without_gradients() -> None:
+    """Whatever its author left it in."""
+    outputs = load(nn.Sequential(nn.Linear(2, 3), nn.Dropout(0.9)).train())
+    np.testing.assert_array_equal(outputs.run(X).outputs["y"], outputs.run(X).outputs["y"])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: {"b": x + 1, "a": x, "extra": None},
+        lambda x: (x, x + 1),
+        lambda x: [x, x + 1],
+    ],
+    ids=["by-name", "tuple", "list"],
+)
+def test_outputs_come_by_name_or_in_order(function: Callable[[torch.Tensor], Any]) -> None:
+    """In the signature's order; a mapping's other entries are not sent."""
+    engine = load(Returns(function), TensorSpec("a", "FP32", (-1, 2)), TensorSpec("b", "FP32", (-1, 2)))
+    outputs = engine.run(X).outputs
+    assert list(outputs) == ["a", "b"]
+    np.testing.assert_array_equal(outputs["b"], X["x"] + 1)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: None, "returned NoneType, not tensors"),
+        (lambda x: 3.0, "returned float"),
+        (lambda x: x.detach().numpy(), "returned ndarray"),
+        (lambda x: (), "returned 0 outputs"),
+        (lambda x: (x, x), "returned 2 outputs"),
+        (lambda x: {"z": x}, "no tensor for output y"),
+        (lambda x: [None], "no tensor for output y"),
+        (lambda x: x, r"shape \[2, 2\] for 2 rows"),
+        (lambda x: x[:1, :1].expand(1, 3), r"shape \[1, 3\] for 2 rows"),
+        (lambda x: x.sum(), r"shape \[\]"),
+        (lambda x: torch.zeros(len(x), 3, 1), "its signature says"),
+        (lambda x: torch.zeros(len(x), 3, dtype=torch.int64), "is int64; its signature says FP32"),
+        (lambda x: torch.zeros(len(x), 3, dtype=torch.bool), "is bool"),
+        (lambda x: torch.zeros(len(x), 3, dtype=torch.complex64), "is complex64"),
+    ],
+)
+def test_outputs_that_are_not_the_signatures_are_refused_at_start(
+    function: Callable[[torch.Tensor], Any], words: str
+) -> None:
+    """On the model's own examples, before the tier is ready."""
+    with pytest.raises(ModelError, match=words):
+        load(Returns(function))
+
+
+@pytest.mark.parametrize(
+    ("made", "declared", "fits"),
+    [
+        (torch.float64, "FP32", True),  # Floats come back FP32 from every tier.
+        (torch.float32, "FP64", True),
+        (torch.float32, "FP16", False),
+        (torch.int32, "INT64", True),
+        (torch.int64, "INT32", False),
+        (torch.int64, "INT64", True),
+        (torch.uint8, "INT16", False),
+        (torch.bool, "BOOL", True),
+        (torch.float32, "INT32", False),
+        (torch.float32, "BYTES", False),
+    ],
+)
+def test_an_output_may_be_stored_wider_and_is_never_narrowed(
+    made: torch.dtype, declared: str, fits: bool
+) -> None:
+    """No value is changed in silence."""
+    module = Returns(lambda x: torch.ones(len(x), 3, dtype=made))
+    spec = TensorSpec("y", declared, (-1, 3))
+    if not fits:
+        with pytest.raises(ModelError, match="its signature says"):
+            load(module, spec)
+        return
+    assert load(module, spec).run(X).outputs["y"].dtype == spec.numpy_dtype
+
+
+def test_a_model_that_raises_tells_the_client_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """The log has it; the engine goes on."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 4:
+            raise RuntimeError("secret path")
+        return torch.zeros(len(x), 3)
+
+    engine = load(Returns(function))
+    with pytest.raises(ModelError) as caught:
+        engine.run(X)
+    assert "secret" not in str(caught.value)
+    assert "secret path" in caplog.text
+    assert engine.run({"x": X["x"][:1]}).outputs["y"].shape == (1, 3)
+
+
+def test_a_model_may_refuse_a_batch_itself() -> None:
+    """With the error that the client shall see."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 4:
+            raise BadShape("too many words")
+        return torch.zeros(len(x), 3)
+
+    with pytest.raises(BadShape):
+        load(Returns(function)).run(X)
+
+
+def test_a_callable_that_returns_no_module_is_refused() -> None:
+    """By its name."""
+    with pytest.raises(ConfigError, match=r"a:b returned dict, not a torch\.nn\.Module"):
+        load({})  # type: ignore[arg-type]
+
+
+def test_a_source_is_opened_with_the_configured_signature() -> None:
+    """As the plan says."""
+    tensor = {"name": "x", "dtype": "FP32", "shape": [-1, 5]}
+    plan = plan_of(source="serving.models.echo:Echo", inputs=[tensor], outputs=[tensor])
+    assert open_plan_source(plan).signature.inputs[0].shape == (-1, 5)
+
+
+# --- weights ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def weights(tmp_path: Path) -> Path:
+    """A file for `Two`: ones."""
+    path = tmp_path / "weights.safetensors"
+    save_file({"linear.weight": torch.ones(3, 2), "linear.bias": torch.ones(3)}, path)
+    return path
+
+
+def sha256(path: Path) -> str:
+    """Of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_weights_are_loaded_before_the_conversion(weights: Path) -> None:
+    """By the plan, with their hash checked."""
+    plan = plan_of(weights=str(weights), sha256=sha256(weights))
+    np.testing.assert_array_equal(load(Two(), plan=plan).run(X).outputs["y"][0], [2, 2, 2])
+
+
+def test_weights_of_another_hash_are_refused(weights: Path) -> None:
+    """And the found one is shown. Nothing is loaded."""
+    module = Two()
+    before = module.linear.weight.clone()
+    with pytest.raises(ConfigError, match=f"SHA-256 {sha256(weights)}"):
+        load_weights(module, weights, "0" * 64)
+    assert torch.equal(module.linear.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "words"),
+    [
+        ({"linear.weight": torch.ones(3, 2)}, "Missing key"),
+        (
+            {
+                "linear.weight": torch.ones(3, 2),
+                "linear.bias": torch.ones(3),
+                "head.weight": torch.ones(1),
+            },
+            "Unexpected key",
+        ),
+        ({"linear.weight": torch.ones(2, 3), "linear.bias": torch.ones(3)}, "size mismatch"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    tensors: dict[str, torch.Tensor], words: str, tmp_path: Path
+) -> None:
+    """Every parameter and buffer, no more, no less."""
+    path = tmp_path / "weights.safetensors"
+    save_file(tensors, path)
+    with pytest.raises(ConfigError, match=words) as caught:
+        load_weights(Two(), path, None)
+    assert "does not fit the model" in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 4, 7, 8, 60, -1])
+def test_a_truncated_file_is_refused(size: int, weights: Path) -> None:
+    """Wherever it ends."""
+    weights.write_bytes(weights.read_bytes()[:size])
+    with pytest.raises(ConfigError, match="not a valid safetensors file"):
+        load_weights(Two(), weights, None)
+
+
+def test_a_header_of_absurd_length_is_refused(weights: Path) -> None:
+    """Before memory is taken for it."""
+    weights.write_bytes(b"\xff" * 8 + weights.read_bytes()[8:])
+    with pytest.raises(ConfigError, match="not a valid safetensors file"):
+        load_weights(Two(), weights, None)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    """With and without a hash; a folder too."""
+    for digest in (None, "0" * 64):
+        with pytest.raises(ConfigError, match="cannot read"):
+            load_weights(Two(), tmp_path / "gone.safetensors", digest)
+        with pytest.raises(ConfigError, match=r"cannot read|not a valid"):
+            load_weights(Two(), tmp_path, digest)
+
+
+class Owned:
+    """Leaves a file where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
+def test_a_pickle_is_never_executed(save: Callable[[Any, Path], Any], tmp_path: Path) -> None:
+    """Whatever its name says it is."""
+    owned = tmp_path / "owned"
+    path = tmp_path / "weights.safetensors"
+    save({"linear.weight": Owned(owned)}, path)
+    with pytest.raises(ConfigError, match="not a valid safetensors file"):
+        load_weights(Two(), path, None)
+    assert not owned.exists()
+    # The control: under its true name, and loaded without care, it does harm.
+    path = path.rename(tmp_path / "weights.pt")
+    if save is torch.save:
+        torch.load(path, weights_only=False)
+    else:
+        pickle.loads(path.read_bytes())  # noqa: S301  Our own.
+    assert owned.exists()
