@@ -1,7 +1,8 @@
-"""What emulated FP16 costs over FP32 on this CPU: `python loadtests/emulation_overhead.py`.
+"""What each emulated tier costs over FP32 on this CPU: `python loadtests/emulation_overhead.py`.
 
-Runs both tiers of each embedded model by turns on one thread and prints the median times and
-the median of the ratios of neighbouring runs, which a busy machine disturbs less.
+Runs every tier of each embedded model and the FP32 one by turns on one thread and prints the
+median times and the median of the ratios of neighbouring runs, which a busy machine disturbs
+less. `fp16@910a` is the tier fp16 with a rehearsed 910A.
 """
 
 from __future__ import annotations
@@ -20,33 +21,42 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from serving.models.efficientnet import EfficientNetLite0
 from serving.models.minilm import MiniLM
-from serving.models.source import ModelSource
 from serving.numerics.conversion import convert
-from serving.numerics.devices import Device, open_device
-from serving.numerics.precision import Kind, PrecisionSpec
+from serving.numerics.devices import open_device
+from serving.numerics.precision import PrecisionSpec
+from serving.numerics.tier_module import TierModule
 
 TOKENS = 32
+TIERS = (
+    "fp16", "mixed", "bf16", "autocast", "layercast", "fp16@910a", "autocast@910a", "fp32@910a", "hf32@910b",
+)  # fmt: skip
 
 
 def main() -> None:
-    """Measure and print one line per model and batch size."""
+    """Measure and print one line per model, batch size and tier."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kind", default="fp16", choices=("fp16", "bf16", "mixed"))
+    parser.add_argument(
+        "--tiers", nargs="+", default=TIERS, choices=TIERS, metavar="TIER", help="default: all"
+    )
     parser.add_argument("--runs", type=int, default=15, help="timed runs of each tier (default 15)")
     options = parser.parse_args()
-    device = open_device("cpu", threads=1)
-    print(f"{device.name}, torch {torch.__version__}, 1 thread, {options.kind} emulated")
-    print(f"{'model':<18}{'rows':>5}{'fp32 ms':>10}{'emulated ms':>13}{'ratio':>8}")
+    print(f"{open_device('cpu', threads=1).name}, torch {torch.__version__}, 1 thread")
+    print(f"{'model':<18}{'rows':>5}  {'tier':<14}{'fp32 ms':>10}{'tier ms':>10}{'ratio':>8}")
     for source, inputs, batches in (
         (MiniLM(), tokens, (1, 8, 32)),
         (EfficientNetLite0(), images, (1, 8)),
     ):
-        for rows in batches:
-            fp32_ms, emulated_ms, ratio = measure(source, inputs(rows), options.kind, device, options.runs)
-            name = type(source).__name__
-            print(f"{name:<18}{rows:>5}{fp32_ms:>10.2f}{emulated_ms:>13.2f}{ratio:>8.2f}", flush=True)
+        module = source.build()
+        for tier in options.tiers:
+            for rows in batches:
+                fp32_ms, tier_ms, ratio = measure(module, inputs(rows), tier, options.runs)
+                name = type(source).__name__
+                print(
+                    f"{name:<18}{rows:>5}  {tier:<14}{fp32_ms:>10.2f}{tier_ms:>10.2f}{ratio:>8.2f}",
+                    flush=True,
+                )
 
 
 def tokens(rows: int) -> list[torch.Tensor]:
@@ -62,17 +72,22 @@ def images(rows: int) -> list[torch.Tensor]:
     return [torch.from_numpy(np.resize(image, (rows, *image.shape[1:])))]
 
 
+def converted(module: torch.nn.Module, tier: str, inputs: Sequence[torch.Tensor]) -> TierModule:
+    """The module at `kind` or `kind@card`."""
+    kind, _, card = tier.partition("@")
+    return convert(module, PrecisionSpec(kind), open_device("cpu", 1, card or "ieee"), inputs)  # type: ignore[arg-type]
+
+
 def measure(
-    source: ModelSource, inputs: Sequence[torch.Tensor], kind: Kind, device: Device, runs: int
+    module: torch.nn.Module, inputs: Sequence[torch.Tensor], tier: str, runs: int
 ) -> tuple[float, float, float]:
-    """Median milliseconds at FP32, emulated, and the median ratio."""
-    module = source.build()
-    tiers = [convert(module, PrecisionSpec(k), device, inputs) for k in ("fp32", kind)]
-    for tier in tiers:
-        milliseconds(tier, inputs)
-    pairs = [tuple(milliseconds(tier, inputs) for tier in tiers) for _ in range(runs)]
-    fp32_ms, emulated_ms = (statistics.median(column) for column in zip(*pairs, strict=True))
-    return fp32_ms, emulated_ms, statistics.median(emulated / fp32 for fp32, emulated in pairs)
+    """Median milliseconds at FP32, at the tier, and the median ratio."""
+    both = [converted(module, name, inputs) for name in ("fp32", tier)]
+    for converted_module in both:
+        milliseconds(converted_module, inputs)
+    pairs = [tuple(milliseconds(each, inputs) for each in both) for _ in range(runs)]
+    fp32_ms, tier_ms = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return fp32_ms, tier_ms, statistics.median(slow / fast for fast, slow in pairs)
 
 
 def milliseconds(tier: Callable[..., object], inputs: Sequence[torch.Tensor]) -> float:

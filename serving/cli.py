@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,6 +68,21 @@ def _parser() -> argparse.ArgumentParser:
         "--no-import", action="store_true", help="do not import the models' sources to see whether they exist"
     )
     check.set_defaults(run=_check)
+    doctor = _command(
+        commands,
+        "doctor",
+        "show devices, versions, and the precision that each kind of tier really gets here",
+        "halftone doctor --card 910a",
+    )
+    doctor.add_argument("--json", action="store_true", help="as JSON")
+    doctor.add_argument(
+        "--card",
+        action="append",
+        choices=("910a", "910b", "310p"),
+        default=[],
+        help="rehearse this card on the CPU as well; may be given several times",
+    )
+    doctor.set_defaults(run=_doctor)
     schema = _command(
         commands,
         "schema",
@@ -130,6 +146,15 @@ def _check(options: argparse.Namespace) -> int:
                 raise ConfigError(str(error), f"models[{index}].source") from error
         tiers = ", ".join(model.tiers)
         print(f"{model.name}: {tiers}; default {model.default or 'the most precise tier'}")
+    return EXIT_OK
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    from serving.runtime.doctor import as_text, examine  # noqa: PLC0415  Imports torch.
+
+    report = examine(options.card)
+    print(json.dumps(report, indent=2) if options.json else as_text(report))
     return EXIT_OK
 
 

@@ -26,6 +26,8 @@
         ├── InternalError      500     a fault of Halftone's own
         ├── Overloaded         503     the tier's queue is full
         ├── NotReady           503     a tier is loading, draining or failed to start
+        ├── DeviceOutOfMemory  503     the batch did not fit in the device's memory
+        ├── DeviceLost         503     the device failed: its replica takes no more work
         ├── TierLost           503     the replica died with the batch, twice
         └── Deadline           504     the request's time ran out, queued or running
 
@@ -220,6 +222,23 @@ class TierLost(RequestError):
     """The replica that ran the batch died, and so did the retry."""
 
     status, code = 503, "tier_lost"
+    headers = (("retry-after", "1"),)
+
+
+class DeviceLost(RequestError):
+    """The device failed: nothing that it returns can be trusted, and it refuses further work.
+
+    The replica must be replaced; the batch may be retried on another.
+    """
+
+    status, code = 503, "device_lost"
+    headers = (("retry-after", "1"),)
+
+
+class DeviceOutOfMemory(RequestError):
+    """The batch did not fit in the device's memory; a smaller one may."""
+
+    status, code = 503, "device_oom"
     headers = (("retry-after", "1"),)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import get_args
 
 from serving.config.schema import Config, ModelConfig, TierKind
 from serving.errors import ConfigError
+
+#: Kinds with 16-bit results, which a CPU emulates unless told otherwise.
+_ROUNDED_KINDS = frozenset({"fp16", "bf16", "mixed", "autocast"})
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -52,18 +55,14 @@ def _check_tensor_names(model: ModelConfig, path: str) -> None:
 
 
 def _check_device(model: ModelConfig, path: str) -> None:
-    devices: Iterator[tuple[str, str | None]] = iter(
-        [(f"{path}.device", model.device)]
-        + [(f"{path}.tiers.{name}.device", tier.device) for name, tier in model.tiers.items()]
-    )
-    for where, device in devices:
+    """A card is rehearsed on the CPU: it contradicts a real device."""
+    if model.card in {"auto", "ieee"}:
+        return
+    devices = {f"{path}.device": model.device}
+    devices |= {f"{path}.tiers.{name}.device": tier.device or "auto" for name, tier in model.tiers.items()}
+    for where, device in devices.items():
         if device in {"cuda", "npu"}:
-            raise ConfigError(f"this version serves on the CPU only; {device!r} is not served yet", where)
-    if model.card not in {"auto", "ieee"}:
-        raise ConfigError(
-            f"this version does not rehearse cards yet, and {model.card!r} computes unlike this CPU",
-            f"{path}.card",
-        )
+            raise ConfigError(f"card: {model.card} is rehearsed on a CPU, not on {device}", where)
 
 
 def _check_tier(model: ModelConfig, name: str, path: str) -> None:
@@ -75,8 +74,8 @@ def _check_tier(model: ModelConfig, name: str, path: str) -> None:
         raise ConfigError(f"a tier named {name!r} of kind {tier.kind!r} would mislead callers", path)
     if tier.keep_fp32 is not None and model.kind(name) != "mixed":
         raise ConfigError("only a mixed tier keeps named modules FP32", f"{path}.keep_fp32")
-    if tier.native and model.kind(name) == "fp32":
-        raise ConfigError("FP32 is native already", f"{path}.native")
+    if tier.native and model.kind(name) not in _ROUNDED_KINDS:
+        raise ConfigError(f"{model.kind(name)} has no 16-bit kernels to choose", f"{path}.native")
 
 
 def _check_routing(model: ModelConfig, path: str) -> None:

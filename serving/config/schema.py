@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from serving.tensors import DTYPES, FREE, MAX_RANK, OutputKind, Signature, TensorSpec
 
-TierKind = Literal["fp32", "mixed", "fp16", "bf16"]
+TierKind = Literal["fp32", "tf32", "hf32", "layercast", "mixed", "autocast", "fp16", "bf16"]
 
 #: Names that reach URLs, headers and metric labels. No `<`, `>` or `=`: those make a tolerance.
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
@@ -133,6 +133,11 @@ class TierConfig(Section):
     native: bool = Field(
         default=False, description="On a CPU: torch's own 16-bit kernels, not the fast emulation."
     )
+    accept_degraded: bool = Field(
+        default=False,
+        description="Where the device computes less precisely than the tier's name says: serve it all the "
+        "same, and say in every reply what was measured. Otherwise the tier is refused.",
+    )
     keep_fp32: tuple[str, ...] | None = Field(
         default=None, strict=False, description="mixed: modules that stay FP32."
     )
@@ -192,7 +197,9 @@ class ModelConfig(Section):
     weights: Path | None = Field(default=None, strict=False, description="A safetensors file.")
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$", description="Of the weights.")
     device: Literal["auto", "cpu", "cuda", "npu"] = "auto"
-    card: Literal["auto", "ieee", "910a", "910b", "310p"] = "auto"
+    card: Literal["auto", "ieee", "910a", "910b", "310p"] = Field(
+        default="auto", description="A card to rehearse on the CPU; tiers with device: cpu do without it."
+    )
     inputs: tuple[InputConfig, ...] | None = Field(default=None, strict=False, min_length=1)
     outputs: tuple[OutputConfig, ...] | None = Field(default=None, strict=False, min_length=1)
     tiers: dict[

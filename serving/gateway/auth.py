@@ -21,18 +21,23 @@ class Authenticator:
     def check(self, authorization: list[str]) -> None:
         """Check a request's `Authorization` headers.
 
-        Every known token is compared, in constant time, so that timing tells nothing.
-
         Raises:
             Unauthorized: no header, several, another scheme, or an unknown token.
         """
+        if not self.accepts(authorization):
+            raise Unauthorized("a valid bearer token is needed")
+
+    def accepts(self, authorization: list[str]) -> bool:
+        """Whether these `Authorization` headers are those of a known caller.
+
+        Every known token is compared, in constant time, so that timing tells nothing.
+        """
         if self._digests is None:
-            return
+            return True
         scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         digest = _digest(token.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
-            raise Unauthorized("a valid bearer token is needed")
+        return scheme.lower() == "bearer" and any(matches)
 
 
 def _digest(token: str) -> bytes:

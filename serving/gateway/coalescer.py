@@ -290,16 +290,7 @@ class Coalescer:
     async def _run(self, slices: list[_Slice], rows: int) -> None:
         started_s = asyncio.get_running_loop().time()
         try:
-            batch = self._collate(
-                [slice_rows(piece.request.tensors, piece.start, piece.stop) for piece in slices]
-            )
-            result = await self._client.run(batch)
-            _scatter(slices, rows, result)
-            self._recorder.batch(rows, result.compute_s)
-        except RequestError as error:
-            _fail(slices, error)
-        except Exception as error:
-            _fail(slices, InternalError("the batch could not be computed"), error)
+            await self._compute(slices)
         except asyncio.CancelledError:
             _fail(slices, InternalError("the batch was cancelled"))
             raise
@@ -309,6 +300,37 @@ class Coalescer:
             self._recorder.inflight(self._inflight_rows)
             self._note_drained(rows, asyncio.get_running_loop().time() - started_s)
             self._pump()
+
+    async def _compute(self, slices: list[_Slice]) -> None:
+        """Compute a batch. Where the model raises, find out for whose rows, by halves."""
+        try:
+            result = await self._client.run(self._collated(slices))
+            rows = sum(piece.stop - piece.start for piece in slices)
+            _scatter(slices, rows, result)
+            self._recorder.batch(rows, result.compute_s)
+        except ModelError as error:
+            waiting = [piece for piece in slices if not piece.request.is_over]
+            if len(waiting) < 2:  # noqa: PLR2004  One request: it is its rows.
+                _fail(waiting, error)
+                return
+            await self._compute(waiting[: len(waiting) // 2])
+            await self._compute(waiting[len(waiting) // 2 :])
+        except RequestError as error:
+            _fail(slices, error)
+        except Exception as error:
+            _fail(slices, InternalError("the batch could not be computed"), error)
+
+    def _collated(self, slices: list[_Slice]) -> Tensors:
+        """The batch of some slices. Collating is the model's own code.
+
+        Raises:
+            ModelError: it raised.
+        """
+        parts = [slice_rows(piece.request.tensors, piece.start, piece.stop) for piece in slices]
+        try:
+            return self._collate(parts)
+        except Exception as error:
+            raise ModelError("the model's tensors cannot be put into one batch") from error
 
     def _note_drained(self, rows: int, elapsed_s: float) -> None:
         rate = rows * (self._inflight_batches + 1) / max(elapsed_s, 1e-6)

@@ -52,10 +52,12 @@ def _tensor(spec: TensorSpec) -> Document:
 
 
 def _tier(lane: Lane) -> Document:
-    document: Document = {"kind": lane.kind, "replicas": lane.config.replicas, "ready": lane.problem is None}
     description = lane.description
+    document: Document = {"kind": lane.kind, "replicas": lane.config.replicas, "ready": lane.is_ready}
     if description is None:
         return document
+    if description.unavailable is not None:
+        return {**document, "unavailable": description.unavailable}
     return {
         **document,
         "device": description.device,
@@ -63,6 +65,7 @@ def _tier(lane: Lane) -> Document:
         "effective": description.effective,
         "kept_fp32": list(description.kept_fp32),
         "weight_losses": list(description.weight_losses),
+        "measured": dict(description.measured),
         "switches": dict(description.switches),
     }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving.config import ModelConfig
-from serving.errors import NotReady
+from serving.errors import NotReady, PrecisionUnavailable
 from serving.gateway.coalescer import Coalescer, Limits
 from serving.gateway.tier_client import TierClient, TierDescription
 from serving.models.source import ModelSource
@@ -13,6 +13,8 @@ from serving.tensors import Signature, Tensors
 
 #: The problem of a tier that no replica has reported on yet.
 LOADING = "loading"
+#: The problem of a tier whose replicas have stopped answering.
+LOST = "no replica answers; Serve is starting another"
 
 
 class LaneMetrics:
@@ -59,6 +61,8 @@ class Lane:
         self.metrics = LaneMetrics(metrics, model.name, tier)
         #: None until a replica has started.
         self.description: TierDescription | None = None
+        #: Whether its replicas have stopped answering, until one reports again.
+        self.is_lost = False
         #: None until the model's source is known.
         self.coalescer: Coalescer | None = None
 
@@ -75,20 +79,32 @@ class Lane:
 
     @property
     def problem(self) -> str | None:
-        """Why the tier does not answer; None when it does."""
+        """Why the tier does not answer and ought to; None when it does, or never will."""
         if self.description is None:
             return LOADING
+        if self.is_lost:
+            return LOST
         return self.description.failure
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the tier answers."""
+        return self.problem is None and self.description is not None and not self.description.unavailable
 
     def ready_coalescer(self) -> tuple[Coalescer, TierDescription]:
         """The open queue and what the tier is.
 
         Raises:
             NotReady: it is loading, or failed to start.
+            PrecisionUnavailable: the device cannot honour it.
         """
         description = self.description
         if self.coalescer is None or description is None:
             raise NotReady(f"tier {self.tier} of {self.model_name} is still loading")
+        if description.unavailable is not None:
+            raise PrecisionUnavailable(description.unavailable)
+        if self.is_lost:
+            raise NotReady(f"tier {self.tier} of {self.model_name}: {LOST}")
         if description.failure is not None:
             raise NotReady(
                 f"tier {self.tier} of {self.model_name} failed to start; /v2/health/ready says why"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import orjson
@@ -24,11 +24,13 @@ from serving.errors import (
     BadHeader,
     BadPrecision,
     Deadline,
+    DeviceLost,
     InternalError,
     ModelError,
     NonfiniteOutput,
     NotReady,
     RequestError,
+    TierLost,
     UnknownModel,
     UnsupportedMedia,
     quote,
@@ -37,6 +39,7 @@ from serving.gateway import descriptions
 from serving.gateway.auth import Authenticator
 from serving.gateway.model import Lane, ServedModel
 from serving.gateway.routes import OPEN_ROUTES, VERSION, Route, find_route
+from serving.models.source import ModelSource
 from serving.observe.hub import OPENMETRICS_CONTENT_TYPE, PLAIN_CONTENT_TYPE, Family
 from serving.observe.metrics import NO_TIER, OTHER, GatewayMetrics
 from serving.protocol.compression import decompress
@@ -54,11 +57,14 @@ REQUEST_ID_HEADER = "x-request-id"
 MAX_REQUEST_ID_LENGTH = 128
 #: Code label of requests whose client went away before the answer, as nginx counts them.
 CLIENT_GONE = "499"
-#: Threads for models' own preprocessing. It holds the GIL or computes; more would not help.
+#: Threads for a model's own preprocessing. It holds the GIL or computes; more would not help.
 PREPROCESSING_THREADS = 2
 _INFER_CONTENT_TYPES = frozenset({"", "application/json", "application/octet-stream"})
 _US_PER_S = 1_000_000
 _MAX_TIMEOUT_US = 2**63
+
+
+_T = TypeVar("_T")
 
 
 class MetricsSource(Protocol):
@@ -69,6 +75,11 @@ class MetricsSource(Protocol):
 
     async def families(self) -> list[Family]:
         """The merged families."""
+
+
+#: Faults of the server or the model. Refusals under load are counted: logged, a client could
+#: fill the disk with them.
+_LOGGED = (InternalError, ModelError, TierLost, DeviceLost)
 
 
 @dataclass(slots=True)
@@ -98,14 +109,17 @@ class Service:
         self._metrics = metrics
         self._authenticator = authenticator
         self._metrics_source = metrics_source
-        self._preprocessing = ThreadPoolExecutor(PREPROCESSING_THREADS, "preprocess")
+        # Threads of its own for each model: one that is slow delays no other.
+        self._preprocessing = {
+            name: ThreadPoolExecutor(PREPROCESSING_THREADS, f"preprocess-{name}") for name in models
+        }
         self._inflight_requests = 0
         self._draining = False
         self._routes: dict[str, Callable[[Request, Route], Response | Awaitable[Response]]] = {
             "index": lambda *_: _json(descriptions.index(models.values())),
             "server_metadata": lambda *_: _json(descriptions.server_metadata()),
             "live": lambda *_: _json({"live": True}),
-            "ready": lambda *_: self._ready(models),
+            "ready": lambda request, _: self._ready(models, request.headers),
             "metrics": self._metrics_page,
             "openapi": lambda *_: _json(self._openapi()),
             "healthz": lambda *_: Response(200, [("content-type", "text/plain")], b"success"),
@@ -159,7 +173,7 @@ class Service:
 
     def _refusal(self, error: RequestError, context: _Context) -> Response:
         tier = context.lane.tier if context.lane else NO_TIER
-        if error.status >= InternalError.status and not isinstance(error, NotReady):
+        if isinstance(error, _LOGGED):
             # repr: a message may quote the model's own words, and those may span lines.
             logger.warning(
                 "request %s: %s: %r", context.request_id, error.code, str(error), exc_info=error.__cause__
@@ -262,20 +276,21 @@ class Service:
         if not model.preprocesses or model.source is None:
             return inputs
         loop = asyncio.get_running_loop()
-        limit = asyncio.timeout_at(deadline_s)
         try:
-            async with limit:
-                return await loop.run_in_executor(self._preprocessing, model.source.preprocess, inputs)
-        except RequestError:
-            raise
-        except Exception as error:
-            if limit.expired():
-                raise Deadline("the request's time ran out while it was preprocessed") from None
-            raise ModelError("the model's preprocessing failed") from error
+            async with asyncio.timeout_at(deadline_s):
+                outcome = await loop.run_in_executor(
+                    self._preprocessing[model.name], _preprocessed, model.source, inputs
+                )
+        except TimeoutError:
+            raise Deadline("the request's time ran out while it was preprocessed") from None
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome
 
-    def _ready(self, models: Mapping[str, ServedModel]) -> Response:
+    def _ready(self, models: Mapping[str, ServedModel], headers: Headers) -> Response:
+        told = self._authenticator.accepts(headers.get_all("authorization"))
         problems = {
-            f"{name}/{tier}": problem
+            f"{name}/{tier}": problem if told else "not ready"
             for name, model in models.items()
             for tier, problem in model.problems.items()
         }
@@ -285,9 +300,9 @@ class Service:
             raise NotReady("; ".join(f"{where}: {problem}" for where, problem in problems.items()))
         return _json({"ready": True})
 
-    def _model_ready(self, _request: Request, route: Route) -> Response:
+    def _model_ready(self, request: Request, route: Route) -> Response:
         model = self._model(route.model)
-        return self._ready({model.name: model})
+        return self._ready({model.name: model}, request.headers)
 
     def _model_metadata(self, _request: Request, route: Route) -> Response:
         model = self._model(route.model)
@@ -306,12 +321,23 @@ class Service:
 
     async def _model_stats(self, _request: Request, route: Route) -> Response:
         model = self._model(route.model)
-        families = await self._metrics_source.families()
+        families = await self._from_hub(self._metrics_source.families())
         return _json(descriptions.triton_statistics(model.name, families))
+
+    async def _from_hub(self, answer: Awaitable[_T]) -> _T:
+        """What the hub answers.
+
+        Raises:
+            NotReady: it does not. Serve replaces it within seconds.
+        """
+        try:
+            return await answer
+        except Exception as error:
+            raise NotReady("the process that merges the metrics does not answer") from error
 
     async def _metrics_page(self, request: Request, _route: Route) -> Response:
         openmetrics = "application/openmetrics-text" in (request.headers.get("accept") or "")
-        page = await self._metrics_source.page(openmetrics)
+        page = await self._from_hub(self._metrics_source.page(openmetrics))
         content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else PLAIN_CONTENT_TYPE
         return Response(200, [("content-type", content_type)], page)
 
@@ -320,6 +346,22 @@ class Service:
             name: model.signature for name, model in self._models.items() if model.signature is not None
         }
         return openapi_document(signatures, __version__)
+
+
+def _preprocessed(source: ModelSource, inputs: Tensors) -> Tensors | RequestError:
+    """The source's `preprocess`, or what to tell the client. Runs on a worker thread.
+
+    It is foreign code: SystemExit and StopIteration, raised through a future, would end the
+    gateway or never arrive.
+    """
+    try:
+        return source.preprocess(inputs)
+    except RequestError as error:
+        return error
+    except BaseException as error:
+        failed = ModelError("the model's preprocessing failed")
+        failed.__cause__ = error
+        return failed
 
 
 def _infer_response(

@@ -35,8 +35,12 @@ class TierDescription:
     weight_losses: tuple[str, ...] = ()
     #: Every switch that can lower precision, read back.
     switches: Mapping[str, str] = field(default_factory=dict)
+    #: What the probe found, item by item.
+    measured: Mapping[str, str] = field(default_factory=dict)
     #: Why the replica does not serve; None when it does.
     failure: str | None = None
+    #: Why the device cannot honour the tier, which is no fault and will not pass.
+    unavailable: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Literal
 
 from serving.errors import ConfigError, HalftoneError
 from serving.gateway.model import Lane, ServedModel
-from serving.gateway.tier_client import TierReport
+from serving.gateway.tier_client import TierDescription, TierReport
 from serving.models.resolve import CallableSource, open_source
 from serving.models.source import ModelSource
 from serving.observe.metrics import GatewayMetrics
@@ -18,22 +18,26 @@ from serving.tensors import Signature
 logger = logging.getLogger("halftone.gateway")
 
 #: Between two reports of a tier.
-REPORT_INTERVAL_S = 5.0
-#: For one report to arrive; a loading tier answers when it has loaded.
-REPORT_TIMEOUT_S = 300.0
+REPORT_INTERVAL_S = 1.0
+#: For the first report to arrive: a loading tier answers when it has loaded.
+LOAD_TIMEOUT_S = 300.0
+#: For every other one. A replica reports beside its device thread, however busy that is.
+REPORT_TIMEOUT_S = 5.0
 
 
 async def watch_lane(model: ServedModel, lane: Lane, metrics: GatewayMetrics) -> None:
     """Ask a tier what it is, again and again, until cancelled."""
     while True:
         try:
-            async with asyncio.timeout(REPORT_TIMEOUT_S):
+            async with asyncio.timeout(LOAD_TIMEOUT_S if lane.description is None else REPORT_TIMEOUT_S):
                 report = await lane.client.report()
             await take_report(model, lane, report, metrics)
+            lane.is_lost = False
         except Exception as error:
-            # The tier has no replica now. What it was stays true for the ones to come, and
-            # requests meanwhile wait, bounded by their deadlines.
-            logger.warning("tier %s/%s: no report: %r", model.name, lane.tier, error)
+            # The tier has no replica now. What it was stays true for the ones to come.
+            if not lane.is_lost:
+                logger.warning("tier %s/%s: no replica answers: %r", model.name, lane.tier, error)
+            lane.is_lost = True
         await asyncio.sleep(REPORT_INTERVAL_S)
 
 
@@ -48,19 +52,21 @@ async def take_report(model: ServedModel, lane: Lane, report: TierReport, metric
     previous, lane.description = lane.description, new
     if new == previous:
         return
-    if previous is not None:
-        metrics.tier_info.remove(
-            *_info_labels(model, lane, previous.device, previous.soc, previous.effective)
-        )
-    if new.failure is None:
-        metrics.tier_info.labels(*_info_labels(model, lane, new.device, new.soc, new.effective)).set(1)
+    if previous is not None and _is_served(previous):
+        metrics.tier_info.remove(*_info_labels(lane, previous))
+    if _is_served(new):
+        metrics.tier_info.labels(*_info_labels(lane, new)).set(1)
         logger.info("tier %s/%s: %s on %s", model.name, lane.tier, new.effective, new.soc)
     else:
-        logger.error("tier %s/%s failed to start: %s", model.name, lane.tier, new.failure)
+        logger.error("tier %s/%s does not serve: %s", model.name, lane.tier, new.failure or new.unavailable)
 
 
-def _info_labels(model: ServedModel, lane: Lane, device: str, soc: str, effective: str) -> tuple[str, ...]:
-    return (model.name, lane.tier, device, soc, effective)
+def _is_served(description: TierDescription) -> bool:
+    return description.failure is None and description.unavailable is None
+
+
+def _info_labels(lane: Lane, description: TierDescription) -> tuple[str, ...]:
+    return (lane.model_name, lane.tier, description.device, description.soc, description.effective)
 
 
 async def _open_model(model: ServedModel, report: TierReport) -> None:

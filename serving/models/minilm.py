@@ -28,8 +28,8 @@ _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 _TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
 #: `max_seq_length` of the model's sentence_bert_config.json, [CLS] and [SEP] included.
 MAX_TOKENS = 256
-#: A longer text is cut here first: its tokens beyond `MAX_TOKENS` cost time and are dropped.
-_PREFIX_CHARACTERS = 16_384
+#: A longer text is cut here first: tokenising what is dropped afterwards would cost seconds.
+MAX_CHARACTERS = 16_384
 #: In the state dict, but not in the network: the pooler is unused, positions are counted.
 _UNUSED_WEIGHTS = ("pooler.", "embeddings.position_ids")
 
@@ -42,7 +42,7 @@ _SENTENCES = (
 
 
 class MiniLM(ModelSource):
-    """Texts of any length, in UTF-8; the first 256 tokens count."""
+    """Texts in UTF-8, of any length; the first 256 tokens of the first 16,384 characters count."""
 
     signature = Signature(
         inputs=(TensorSpec("text", "BYTES", (-1,)),),
@@ -80,8 +80,9 @@ class MiniLM(ModelSource):
             ConfigError: the package is not installed.
             ModelError: the vocabulary is not the expected one.
         """
-        texts = [_decode(row, text) for row, text in enumerate(inputs["text"])]
-        return _pad([self._ids(text) for text in texts])
+        texts = [_decode(row, text)[:MAX_CHARACTERS] for row, text in enumerate(inputs["text"])]
+        # As a batch: the tokenizer then gives up the GIL, and the gateway goes on meanwhile.
+        return _pad([encoding.ids for encoding in self._tokenizer.encode_batch(texts)])
 
     def collate(self, parts: Sequence[Tensors]) -> Tensors:
         """Requests of unequal lengths -> one batch, padded to the longest. Padding is 0."""
@@ -98,22 +99,9 @@ class MiniLM(ModelSource):
         """Four sentences."""
         return {"text": np.array([sentence.encode() for sentence in _SENTENCES], dtype=object)}
 
-    def _ids(self, text: str) -> list[int]:
-        """Token ids of one text, [CLS] and [SEP] included, at most `MAX_TOKENS`."""
-        if len(text) > _PREFIX_CHARACTERS:
-            # Words are tokenised one by one, so a cut between words leaves those before as they are.
-            prefix = text[:_PREFIX_CHARACTERS].rpartition(" ")[0]
-            if len(ids := self._encode(prefix)) == MAX_TOKENS:
-                return ids
-        return self._encode(text)
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text).ids
-        return ids
-
     @cached_property
     def _tokenizer(self) -> Tokenizer:
-        """The WordPiece tokenizer of the package; `encode` may be called from several threads."""
+        """The WordPiece tokenizer of the package; several threads may call it."""
         # Rows are short, and a pool of threads per process would fight over the cores.
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         from tokenizers import Tokenizer  # noqa: PLC0415 - a tier's process needs no tokenizer

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from serving.numerics.emulation import Islands, RoundResults
-from serving.numerics.kept import module_by_module
-from serving.numerics.rounding import rounded
+from serving.numerics.emulation import Islands
+from serving.numerics.scheme import Scheme
 from serving.numerics.weight_loss import WeightLoss
 
 
@@ -23,10 +22,6 @@ class TierModule:
     Made by `serving.numerics.conversion.convert`. Calls may nest on one thread.
     """
 
-    #: Arithmetic outside the kept modules.
-    dtype: torch.dtype
-    #: Whether 16-bit arithmetic is emulated: FP32 computed, every result rounded.
-    emulated: bool
     #: Names of the modules that stay FP32 with all below them. "" is the whole model.
     kept_fp32: tuple[str, ...]
     #: What the cast does to the weights. A material loss was avoided by keeping its module;
@@ -36,20 +31,28 @@ class TierModule:
     def __init__(
         self,
         module: nn.Module,
-        *,
-        dtype: torch.dtype,
-        emulated: bool,
+        scheme: Scheme,
         islands: Islands,
+        *,
         kept_fp32: tuple[str, ...] = (),
         weight_losses: tuple[WeightLoss, ...] = (),
     ) -> None:
         self.module = module
-        self.dtype = dtype
-        self.emulated = emulated
+        self.scheme = scheme
         self.kept_fp32 = kept_fp32
         self.weight_losses = weight_losses
         #: Where a running pass is; shared with the borders.
         self.islands = islands
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations outside the kept modules; FP32 for `autocast`, which lowers operators."""
+        return self.scheme.dtype
+
+    @property
+    def emulated(self) -> bool:
+        """Whether FP32 operators stand in for the tier's own, their operands or results rounded."""
+        return self.scheme.emulated
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         """Run the model.
@@ -66,23 +69,15 @@ class TierModule:
         islands.inside, islands.wide = False, {}
         try:
             with torch.inference_mode():
-                result = self._forward([self._narrow(tensor) for tensor in inputs])
+                result = self._forward([map_floats(tensor, self.scheme.narrow) for tensor in inputs])
                 return map_floats(result, lambda tensor: tensor.to(torch.float32))
         finally:
             islands.inside, islands.wide = outer
 
     def _forward(self, inputs: list[torch.Tensor]) -> Any:
         with ExitStack() as stack:
-            if self.dtype is not torch.float32:
-                stack.enter_context(module_by_module())
-            if self.emulated:
-                stack.enter_context(RoundResults(self.dtype, self.islands))
+            self.scheme.enter(stack, self.islands)
             return self.module(*inputs)
-
-    def _narrow(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_floating_point():
-            return tensor
-        return rounded(tensor, self.dtype) if self.emulated else tensor.to(self.dtype)
 
 
 class KeptForward:
@@ -94,18 +89,14 @@ class KeptForward:
     Args:
         forward: the module's own.
         islands: the converted module's state.
-        dtype: what the surroundings compute in.
-        emulated: whether they are emulated.
+        scheme: what the surroundings compute in.
         wide: leave the results FP32, as the output layer does.
     """
 
-    def __init__(
-        self, forward: Callable[..., Any], islands: Islands, *, dtype: torch.dtype, emulated: bool, wide: bool
-    ) -> None:
+    def __init__(self, forward: Callable[..., Any], islands: Islands, scheme: Scheme, *, wide: bool) -> None:
         self._forward = forward
         self._islands = islands
-        self._dtype = dtype
-        self._emulated = emulated
+        self._scheme = scheme
         self.wide = wide
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -115,19 +106,21 @@ class KeptForward:
             return self._forward(*args, **kwargs)
         islands.inside = True
         try:
-            if not self._emulated:
-                args, kwargs = map_floats((args, kwargs), lambda tensor: tensor.to(torch.float32))
-            result = self._forward(*args, **kwargs)
+            result = self._run(args, kwargs)
             if not self.wide:
-                return map_floats(result, self._narrow)
+                return map_floats(result, self._scheme.narrow)
         finally:
             islands.inside = False
-        if self._emulated:
+        if self._scheme.emulated:
             map_floats(result, self._leave_wide)
         return result
 
-    def _narrow(self, tensor: torch.Tensor) -> torch.Tensor:
-        return rounded(tensor, self._dtype) if self._emulated else tensor.to(self._dtype)
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        with ExitStack() as stack:
+            self._scheme.enter_kept(stack)
+            if not self._scheme.emulated:
+                args, kwargs = map_floats((args, kwargs), lambda tensor: tensor.to(torch.float32))
+            return self._forward(*args, **kwargs)
 
     def _leave_wide(self, tensor: torch.Tensor) -> torch.Tensor:
         self._islands.wide[id(tensor)] = tensor

@@ -18,11 +18,16 @@ from serving.errors import (
     NonfiniteInput,
     RequestError,
     TooDeep,
+    TooLarge,
 )
 from serving.protocol.oip_types import JsonScalar
 
 MAX_NESTING = 100
 _SCAN_BYTES = 1 << 20
+#: Parameters become Python objects, many times their size; a tensor does not.
+MAX_PARAMETERS_BYTES = 65_536
+#: Checked before the JSON is parsed, by counting what every tensor needs.
+MAX_TENSORS = 1024
 
 
 class TensorHeader(msgspec.Struct):
@@ -76,6 +81,7 @@ def decode_envelope(text: bytes) -> Envelope:
         NonfiniteInput: It holds NaN, Infinity, or a number beyond a double's range.
         BadJson: It is not UTF-8 JSON, or not of the protocol's form.
         BadShape, BadType, BadTensor, BadHeader: That field is missing or has another form.
+        TooLarge: It names more than `MAX_TENSORS` tensors.
     """
     if is_too_deep(text):
         raise TooDeep(f"the JSON is nested more than {MAX_NESTING} levels deep")
@@ -83,6 +89,8 @@ def decode_envelope(text: bytes) -> Envelope:
         if not text.isascii():
             # The parser checks only the strings that it keeps.
             text.decode("utf-8")
+        if text.count(b'"name"') > MAX_TENSORS:
+            raise TooLarge(f"the request names more than {MAX_TENSORS} tensors")
         return _ENVELOPE.decode(text)
     except msgspec.ValidationError as error:
         raise _form_error(str(error)) from None
@@ -101,9 +109,12 @@ def decode_parameters(raw: msgspec.Raw | msgspec.UnsetType) -> dict[str, JsonSca
     Raises:
         BadJson: A value is no JSON scalar, or a name is repeated.
         NonfiniteInput: A number is beyond a double's range.
+        TooLarge: They have more than `MAX_PARAMETERS_BYTES` bytes.
     """
     if isinstance(raw, msgspec.UnsetType):
         return {}
+    if memoryview(raw).nbytes > MAX_PARAMETERS_BYTES:
+        raise TooLarge(f"the parameters are larger than {MAX_PARAMETERS_BYTES} bytes")
     try:
         parameters: dict[str, JsonScalar] = _PARAMETERS.decode(raw) or {}
     except msgspec.ValidationError as error:

@@ -41,6 +41,8 @@ _INFER_ERRORS: tuple[type[RequestError], ...] = (
     errors.ModelError,
     errors.Overloaded,
     errors.NotReady,
+    errors.DeviceOutOfMemory,
+    errors.DeviceLost,
     errors.TierLost,
     errors.Deadline,
 )

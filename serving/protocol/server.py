@@ -116,6 +116,9 @@ class EmbeddedServer:
             websockets=False,
             backlog=BACKLOG,
             log_enabled=False,
+            # Its constructor configures logging; not incrementally, that would close the
+            # handlers of everybody else in the process.
+            log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}, "root": {}},
             ssl_cert=self._tls[0],
             ssl_key=self._tls[1],
         )

@@ -14,9 +14,13 @@ from typing import Self
 from serving.config import ModelConfig, TierKind
 from serving.errors import BadPrecision, quote
 
-#: More precise kinds have higher ranks. By significand: 24 bits; 24 at the borders and 11
-#: between; 11 (FP16); 8 (BF16).
-PRECISION_RANK: Mapping[TierKind, int] = MappingProxyType({"bf16": 0, "fp16": 1, "mixed": 2, "fp32": 3})
+#: More precise kinds have higher ranks, by what is rounded to fewer than 24 significand bits:
+#: everything to 8 (BF16); everything to 11 (FP16); the results of matrix products only; all but
+#: the borders and normalisations; operands of matrix products only (HF32, TF32); weights only;
+#: nothing.
+PRECISION_RANK: Mapping[TierKind, int] = MappingProxyType(
+    {"bf16": 0, "fp16": 1, "mixed": 2, "autocast": 3, "hf32": 4, "tf32": 4, "layercast": 5, "fp32": 6}
+)
 
 
 @dataclass(frozen=True, slots=True)

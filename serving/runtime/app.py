@@ -44,7 +44,7 @@ def _tier(plan: TierPlan, gateways: int) -> Any:
         # Every gateway keeps BATCHES_PER_REPLICA batches under way per replica; twice that
         # leaves room for an uneven spread over replicas, and for reports.
         max_ongoing_requests=2 * BATCHES_PER_REPLICA * gateways + 2,
-        ray_actor_options=_actor_options(plan.config.resources),
+        ray_actor_options=_actor_options(plan.resources),
     )
     return deployment.bind(plan)
 

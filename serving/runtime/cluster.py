@@ -31,11 +31,17 @@ _ENVIRONMENT = {
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Every Ray port, the replicas' gRPC ports included, wants the token of this run.
-    "RAY_AUTH_MODE": "token",
+    # Off, Ray takes 127.0.0.1 for the address of this node (on Linux too) and its servers
+    # listen there only; on, it would look up the address that other machines see.
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     # A card's package, where one is installed and not asked for, must not load with torch.
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
+
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: A socket's path has at most 107 bytes, of which Ray's folders and names take about 70.
+_MAX_FOLDER_LENGTH = 36
 
 
 class PortTaken(HalftoneError):
@@ -89,18 +95,21 @@ def local_cluster(config: Config) -> Iterator[None]:
         ConfigError: a tier asks for resources that this machine does not have.
     """
     _prepare_environment()
-    folder = Path(tempfile.mkdtemp(prefix="halftone-"))
+    folder = _private_folder()
     try:
         import ray  # noqa: PLC0415  Reads its environment when imported.
 
-        ray.init(
-            include_dashboard=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(folder),
-            object_store_memory=OBJECT_STORE_BYTES,
-            log_to_driver=True,
-            logging_level=logging.WARNING,
-        )
+        try:
+            ray.init(
+                include_dashboard=False,
+                # Ray opens its folder to everybody; within ours nobody else gets there.
+                _temp_dir=str(folder / "ray"),
+                object_store_memory=OBJECT_STORE_BYTES,
+                log_to_driver=True,
+                logging_level=logging.WARNING,
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            raise HalftoneError(f"Ray could not be started: {_first_line(error)}") from error
         try:
             _check_resources(config, ray.cluster_resources())
             yield
@@ -110,10 +119,33 @@ def local_cluster(config: Config) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def _private_folder() -> Path:
+    """A new folder of this user's alone, its path short enough for Ray's sockets."""
+    parent = tempfile.gettempdir()
+    if len(parent) > _MAX_FOLDER_LENGTH - len("/halftone-12345678"):
+        parent = "/tmp"  # noqa: S108  mkdtemp makes a private folder in it.
+    return Path(tempfile.mkdtemp(prefix="halftone-", dir=parent))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
 def _prepare_environment() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    # Every Ray port, the replicas' gRPC ports included, wants the token of this run. Whatever
+    # the environment says of another cluster must neither lift that nor lead there.
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"):
+        os.environ.pop(name, None)
+    # A proxy for the outside must not stand between processes of one machine.
+    for name in ("no_proxy", "NO_PROXY"):
+        known = [entry for entry in os.environ.get(name, "").split(",") if entry]
+        os.environ[name] = ",".join(dict.fromkeys([*known, *_LOOPBACK]))
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
     # Replicas import the model's module from where this process would.
     paths = [path for path in sys.path if path]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
@@ -127,7 +159,7 @@ def _check_resources(config: Config, available: dict[str, float]) -> None:
     """
     wanted: dict[str, float] = {}
     for plan in plan_tiers(config):
-        for name, amount in plan.config.resources.items():
+        for name, amount in plan.resources.items():
             wanted[name] = wanted.get(name, 0.0) + amount * plan.config.replicas
     for name, amount in wanted.items():
         if amount > available.get(name, 0.0):

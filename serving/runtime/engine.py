@@ -7,29 +7,38 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
-from serving.errors import ConfigError, ModelError, RequestError
+from serving.errors import ConfigError, DeviceOutOfMemory, ModelError, RequestError
 from serving.gateway.tier_client import BatchResult, TierDescription
 from serving.models.resolve import open_source
 from serving.models.source import ModelSource
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Device, open_device
 from serving.numerics.precision import PrecisionSpec
-from serving.numerics.probe import attest, expected
+from serving.numerics.probe import Attestation, admit, attest
 from serving.numerics.tier_module import TierModule
 from serving.runtime.tier_plan import TierPlan
-from serving.tensors import Array, Tensors, TensorSpec, row_count
+from serving.tensors import Array, Tensors, TensorSpec, row_count, slice_rows
 
 logger = logging.getLogger("halftone.tier")
 
 _HASH_CHUNK_BYTES = 1 << 20
+_BUILD_SEED = 0
+
+
+#: How far a known answer may lie from the one at start, in relative L2. The same batch on the
+#: same kernels repeats to the bit on most devices, and is garbage on a broken one.
+KNOWN_ANSWER_TOLERANCE = 1e-3
 
 
 @dataclass(slots=True)
@@ -37,70 +46,133 @@ class Engine:
     """A loaded tier."""
 
     source: ModelSource
+    spec: PrecisionSpec
     device: Device
     module: TierModule
+    attestation: Attestation
     description: TierDescription
+    #: The model's examples, preprocessed, and what they gave at start.
+    example: Tensors
+    known_answer: Tensors
 
     @classmethod
     def load(cls, plan: TierPlan, source: ModelSource) -> Self:
-        """Load, convert, attest and warm up.
+        """Load, attest, convert and warm up.
 
         Raises:
-            ConfigError: the weights, the conversion or the attestation is refused.
+            ConfigError: the device, the weights or the conversion is refused.
+            PrecisionUnavailable: the device cannot honour the tier, or the probe measured less.
             ModelError: the model does not run on its own examples.
         """
         config = plan.config
-        device = open_device(_device_kind(config.device or plan.model.device), plan.threads)
-        module = source.build().eval().requires_grad_(False)
-        if plan.model.weights is not None:
-            load_weights(module, plan.model.weights, plan.model.sha256)
         spec = PrecisionSpec(
             kind=plan.kind,
             native=config.native,
             keep_fp32=config.keep_fp32,
             on_weight_loss=config.on_weight_loss,
         )
+        device = open_device(
+            plan.device, plan.threads, plan.card, tier=plan.kind, accept_degraded=config.accept_degraded
+        )
         attestation = attest(spec, device)
-        allowed = expected(spec, device)
-        if attestation.effective not in allowed:
-            raise ConfigError(
-                f"the probe measured {attestation.effective}; "
-                f"a {plan.kind} tier is {' or '.join(sorted(allowed))}"
-            )
-        examples = source.preprocess(source.examples())
-        tier_module = convert(module, spec, device, device.to_device(list(examples.values())))
+        effective = admit(spec, device, attestation, accept_degraded=config.accept_degraded)
+        module = build_module(source)
+        if plan.model.weights is not None:
+            load_weights(module, plan.model.weights, plan.model.sha256)
+        example = source.preprocess(source.examples())
+        with device.running():
+            converted = convert(module, spec, device, device.to_device(list(example.values())))
         description = TierDescription(
             device=device.kind,
-            soc=device.name,
-            effective=attestation.effective,
-            kept_fp32=tier_module.kept_fp32,
-            weight_losses=tuple(str(loss) for loss in tier_module.weight_losses),
+            soc=device.title,
+            effective=effective,
+            kept_fp32=converted.kept_fp32,
+            weight_losses=tuple(str(loss) for loss in converted.weight_losses),
             switches=dict(device.switches),
+            measured={name: str(value) for name, value in asdict(attestation).items()},
         )
-        engine = cls(source, device, tier_module, description)
-        engine.run(examples)
+        engine = cls(source, spec, device, converted, attestation, description, example, {})
+        engine.known_answer = engine.repeatable_answer()
         return engine
 
     def run(self, batch: Tensors) -> BatchResult:
-        """Compute one batch.
+        """Compute one batch; one that does not fit in the device's memory, in halves.
 
         Args:
             batch: model tensors, each [rows, ...], in the order of the module's arguments.
 
         Raises:
             ModelError: the model raised, or its outputs are not those of its signature.
+            DeviceOutOfMemory: not even one row fits.
+            DeviceLost: the device failed; this engine is finished.
         """
         started_s = time.perf_counter()
+        rows = row_count(batch)
         try:
-            arguments = self.device.to_device(list(batch.values()))
-            returned = self.module(*arguments)
+            outputs = self._forward(batch, rows)
+        except DeviceOutOfMemory:
+            if rows == 1:
+                raise
+            logger.warning("a batch of %d rows did not fit in memory; running it in halves", rows)
+            halves = (slice_rows(batch, 0, rows // 2), slice_rows(batch, rows // 2, rows))
+            parts = [self.run(half).outputs for half in halves]
+            outputs = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return BatchResult(outputs, time.perf_counter() - started_s)
+
+    def _forward(self, batch: Tensors, rows: int) -> Tensors:
+        try:
+            with self.device.running():
+                returned = self.module(*self.device.to_device(list(batch.values())))
+                return self._outputs(returned, rows)
         except RequestError:
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit and StopIteration too: it is foreign code.
             logger.exception("the model raised")
             raise ModelError("the model raised on this batch; the tier's log has the details") from error
-        outputs = self._outputs(returned, row_count(batch))
-        return BatchResult(outputs, time.perf_counter() - started_s)
+
+    def repeatable_answer(self) -> Tensors:
+        """What the model says to its examples, where it says the same twice; else nothing.
+
+        A model that draws random numbers, keeps state or answers NaN has no known answer.
+        """
+        first, second = (self.run(self.example).outputs for _ in range(2))
+        repeats = all(_relative_l2(second[name], first[name]) <= KNOWN_ANSWER_TOLERANCE for name in first)
+        if not repeats:
+            logger.warning("the model answers its own examples differently each time: no known answer")
+        return first if repeats else {}
+
+    def altered(self) -> str | None:
+        """Whether anything lowered the arithmetic since the start: the model's own code, say.
+
+        Every switch is read again, and the probe computes again.
+        """
+        changed = [
+            f"{name} is {value}, was {self.device.switches.get(name)}"
+            for name, value in self.device.read_switches().items()
+            if value != self.device.switches.get(name)
+        ]
+        if changed:
+            return f"a switch was changed after the start: {'; '.join(changed)}"
+        with self.device.running():
+            measured = attest(self.spec, self.device).effective
+        if measured != self.description.effective:
+            return f"the probe measures {measured} now; it was {self.description.effective} at the start"
+        return None
+
+    def broken(self) -> str | None:
+        """Whether the replica computes wrongly: its known answer, again.
+
+        Only a device that failed gives another one: see `repeatable_answer`.
+        """
+        if not self.device.healthy():
+            return f"{self.device.title} no longer computes a known product"
+        if not self.known_answer:
+            return None
+        for name, answer in self.run(self.example).outputs.items():
+            distance = _relative_l2(answer, self.known_answer[name])
+            if not distance <= KNOWN_ANSWER_TOLERANCE:
+                return f"the known answer {name} is off by {distance:.1e}"
+        return None
 
     def _outputs(self, returned: Any, rows: int) -> Tensors:
         specs = self.source.signature.outputs
@@ -109,11 +181,6 @@ class Engine:
             spec.name: _checked_output(spec, self.device.to_host(tensor), rows)
             for spec, tensor in zip(specs, tensors, strict=True)
         }
-
-
-def _device_kind(configured: str) -> str:
-    """The kind of device to open: `auto` is the CPU, the only one served in this version."""
-    return "cpu" if configured == "auto" else configured
 
 
 def _by_order(returned: Any, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
@@ -153,6 +220,32 @@ def _checked_output(spec: TensorSpec, array: Array, rows: int) -> Array:
             raise ModelError(f"output {spec.name} is {array.dtype}; its signature says {spec.dtype}")
         array = array.astype(spec.numpy_dtype)
     return array
+
+
+def _relative_l2(found: Array, expected: Array) -> float:
+    """‖found - expected‖₂ / ‖expected‖₂; of other shapes, infinite."""
+    if found.shape != expected.shape:
+        return math.inf
+    wide = expected.astype(np.float64)
+    return float(np.linalg.norm(found - wide) / max(float(np.linalg.norm(wide)), sys.float_info.min))
+
+
+def build_module(source: ModelSource) -> torch.nn.Module:
+    """The source's module, in eval mode and without gradients.
+
+    Every process builds its own: the seed makes a source that initialises weights at random
+    give the same model to all of them.
+
+    Raises:
+        ConfigError: a parameter is not FP32, so there are no FP32 master weights.
+    """
+    torch.manual_seed(_BUILD_SEED)
+    module = source.build()
+    for name, parameter in module.named_parameters():
+        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            raise ConfigError(f"the model's parameter {name} is {dtype}; a source gives an FP32 module")
+    return module.eval().requires_grad_(False)
 
 
 def load_weights(module: torch.nn.Module, path: Path, sha256: str | None) -> None:

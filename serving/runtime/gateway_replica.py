@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from serving import __version__
 from serving.config import Config
 from serving.gateway.auth import Authenticator, load_tokens
-from serving.gateway.model import ServedModel
+from serving.gateway.model import Lane, ServedModel
 from serving.gateway.service import Service
 from serving.gateway.watch import watch_lane
 from serving.observe.hub import Family, take_snapshot
@@ -28,8 +28,10 @@ from serving.runtime.serve_tier_client import ServeTierClient
 logger = logging.getLogger("halftone.gateway")
 
 BEAT_INTERVAL_S = 0.5
+#: For the reports of tiers that run already, before a new gateway listens.
+KNOWN_TIMEOUT_S = 2.0
 #: For the hub to answer; a page that takes longer is refused.
-HUB_TIMEOUT_S = 5.0
+HUB_TIMEOUT_S = 2.0
 
 
 class HubMetrics:
@@ -102,13 +104,11 @@ class GatewayReplica:
         )
         self._drain_timeout_s = server.drain_timeout_s
         self._http = EmbeddedServer(app, server.host, server.port)
-        await self._http.start()
+        lanes = [(model, lane) for model in models.values() for lane in model.lanes.values()]
         self._tasks = [asyncio.create_task(self._beat())]
-        self._tasks += [
-            asyncio.create_task(watch_lane(model, lane, metrics))
-            for model in models.values()
-            for lane in model.lanes.values()
-        ]
+        self._tasks += [asyncio.create_task(watch_lane(model, lane, metrics)) for model, lane in lanes]
+        await _until_known([lane for _, lane in lanes])
+        await self._http.start()
 
     async def _beat(self) -> None:
         while True:
@@ -139,6 +139,18 @@ class GatewayReplica:
                 await task
         if hasattr(self, "_http"):
             await self._http.stop(self._drain_timeout_s)
+
+
+async def _until_known(lanes: list[Lane]) -> None:
+    """Wait a moment for the tiers' first reports.
+
+    A gateway that is started beside others shares their port at once: it should know the tiers
+    when its first request comes. At the first start they load, and it must not wait for that.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KNOWN_TIMEOUT_S):
+            while any(lane.description is None for lane in lanes):  # noqa: ASYNC110  Set by many tasks.
+                await asyncio.sleep(0.05)
 
 
 def _set_build_info(metrics: GatewayMetrics) -> None:

@@ -32,7 +32,15 @@ def serve(config: Config, say: Printer) -> None:
         HalftoneError: the port is taken, resources are missing, or a process failed to start.
         KeyboardInterrupt: a second signal came while the first was being obeyed.
     """
-    with _stop_signals() as stop, reserved_port(config.server), local_cluster(config):
+    # Ray takes SIGTERM for itself when it starts, so the signals are taken again after it.
+    with (
+        _stop_signals() as early_stop,
+        reserved_port(config.server),
+        local_cluster(config),
+        _stop_signals() as stop,
+    ):
+        if early_stop.is_set():
+            stop.set()
         from serving.runtime.application import RunningApplication  # noqa: PLC0415  Imports Ray.
 
         started_s = time.monotonic()

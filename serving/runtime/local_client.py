@@ -20,6 +20,7 @@ class LocalClient:
         self._port = server.port
         tokens = load_tokens(server.tokens_file) if server.tokens_file else {}
         token = next(iter(tokens.values()), None)
+        self.needs_token = token is not None
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
 
     @property

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from serving.errors import RequestError, TierLost
+from serving.errors import DeviceLost, RequestError, TierLost
 from serving.gateway.tier_client import BatchResult, TierReport
 from serving.tensors import Tensors
 
@@ -21,6 +21,8 @@ logger = logging.getLogger("halftone.gateway")
 
 #: The first call, and one more where the replica was lost. Inference is idempotent.
 ATTEMPTS = 2
+#: A replica that lost its device ends within this time, and Serve takes it out.
+LOST_DEVICE_PAUSE_S = 0.2
 
 
 class ServeTierClient:
@@ -42,6 +44,7 @@ class ServeTierClient:
             raise TierLost(f"tier {self._name} did not answer within {self._timeout_s:g} s") from error
 
     async def _attempt(self, batch: Tensors) -> BatchResult:
+        lost: Exception | None = None
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 answer: BatchResult | RequestError = await self._run.remote(batch)
@@ -50,6 +53,10 @@ class ServeTierClient:
                     "tier %s: attempt %d lost its replica: %s", self._name, attempt, type(error).__name__
                 )
                 lost = error
+                continue
+            if isinstance(answer, DeviceLost):
+                lost = answer
+                await asyncio.sleep(LOST_DEVICE_PAUSE_S)
                 continue
             if isinstance(answer, RequestError):
                 raise answer

@@ -28,11 +28,13 @@ class _Answer:
 def summarise(config: Config, client: LocalClient, say: Callable[[str], None]) -> None:
     """Print every model's tiers, and lines to paste."""
     threads = {(plan.model.name, plan.tier): plan.threads for plan in plan_tiers(config)}
+    shown = None
     for model in config.models:
         status, metadata = client.get(f"/v2/models/{model.name}")
         if status != HTTP_OK:
             continue
         answers = _sample(model, client, metadata)
+        shown = shown or (model if answers else None)
         say("")
         say(f"model {model.name}  ({_signature(metadata)})")
         say(_table(_rows(model, metadata, answers, threads)))
@@ -40,7 +42,7 @@ def summarise(config: Config, client: LocalClient, say: Callable[[str], None]) -
             say_conversion(model, tier, facts, say)
     say("")
     say("Try:")
-    for line in _curl_lines(config.models[0], client):
+    for line in _curl_lines(shown or config.models[0], client):
         say(f"  {line}")
     say("")
 
@@ -48,6 +50,8 @@ def summarise(config: Config, client: LocalClient, say: Callable[[str], None]) -
 def say_conversion(model: ModelConfig, tier: str, facts: Any, say: Callable[[str], None]) -> None:
     """What the conversion kept or changed, in a line or two; the metadata has it in full."""
     where = f"GET /v2/models/{model.name}"
+    if reason := facts.get("unavailable"):
+        say(f"  {tier}: requests get 409: {reason}")
     if losses := facts.get("weight_losses"):
         say(f"  {tier}: 16 bits cannot hold some weights of {len(losses)} tensors ({where} lists them)")
     if kept := facts.get("kept_fp32"):
@@ -84,9 +88,9 @@ def _rows(
             (
                 tier,
                 str(facts["replicas"]),
-                facts.get("device", "?"),
+                facts.get("device", "-"),
                 str(threads[model.name, tier]),
-                facts.get("effective", "?"),
+                facts.get("effective", "refused" if "unavailable" in facts else "-"),
                 f"{answer.latency_ms:.1f} ms" if answer else "-",
                 _difference(tier, reference, answers),
             )
@@ -96,7 +100,7 @@ def _rows(
 
 def _difference(tier: str, reference: str | None, answers: dict[str, _Answer]) -> str:
     """Relative L2 distance to the reference over the example, the largest of the outputs."""
-    if tier == reference:
+    if tier == reference and tier in answers:
         return "reference"
     if reference is None or tier not in answers or reference not in answers:
         return "-"
@@ -131,9 +135,10 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 def _curl_lines(model: ModelConfig, client: LocalClient) -> list[str]:
     url = f"{client.url}/v2/models/{model.name}"
-    lines = [f"curl -s {url}/example > sample.json"]
+    token = """-H "Authorization: Bearer $TOKEN" """ if client.needs_token else ""
+    lines = [f"curl -s {token}{url}/example > sample.json"]
     lines += [
-        f"curl -si {url}/infer -H 'X-Precision: {name}' --json @sample.json"
+        f"curl -si {token}{url}/infer -H 'X-Precision: {name}' --json @sample.json"
         for name in (*model.tiers, *list(model.classes)[:1])
     ]
-    return [*lines, f"curl -s {client.url}/metrics | grep ^halftone_"]
+    return [*lines, f"curl -s {token}{client.url}/metrics | grep ^halftone_"]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serving.config import Config, ModelConfig, TierConfig, TierKind
 
 #: Ray Serve's name of the whole application.
 APP_NAME = "halftone"
+
+_RESOURCES: Mapping[str, dict[str, float]] = {"npu": {"NPU": 1.0}, "cuda": {"GPU": 1.0}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,21 @@ class TierPlan:
     def kind(self) -> TierKind:
         """The tier's kind."""
         return self.model.kind(self.tier)
+
+    @property
+    def device(self) -> str:
+        """The kind of device: the tier's own, or else the model's."""
+        return self.config.device or self.model.device
+
+    @property
+    def card(self) -> str:
+        """The card to rehearse. A tier that asks for the CPU itself gets the CPU as it is."""
+        return "ieee" if self.model.card == "auto" or self.config.device == "cpu" else self.model.card
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Ray resources of one replica. A tier on a card takes one, unless configured otherwise."""
+        return self.config.resources or _RESOURCES.get(self.device, {})
 
     @property
     def deployment_name(self) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 
-from serving.errors import HalftoneError, NotReady, RequestError
+from serving.errors import DeviceLost, HalftoneError, NotReady, PrecisionUnavailable, RequestError
 from serving.gateway.tier_client import BatchResult, TierDescription, TierReport
 from serving.models.resolve import CallableSource
 from serving.runtime.engine import Engine, open_plan_source
@@ -15,37 +16,48 @@ from serving.tensors import Signature, Tensors
 
 logger = logging.getLogger("halftone.tier")
 
+#: Between two checks of switches, probe and known answer.
+CHECK_INTERVAL_S = 10.0
+#: From the failure of the device to the end of the process: the reply goes out meanwhile.
+EXIT_DELAY_S = 0.05
+
 
 class TierReplica:
     """Loads a tier and computes its batches.
 
     A tier that cannot load still starts, and reports why: the reason belongs on
-    `/v2/health/ready`, and restarting would not cure it.
+    `/v2/health/ready`, and restarting would not cure it. So does one whose arithmetic was
+    altered after the start. A replica whose device failed ends, and Serve starts another.
     """
 
     def __init__(self, plan: TierPlan) -> None:
         self._plan = plan
+        self._name = f"tier {plan.tier} of {plan.model.name}"
         self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._engine: Engine | None = None
         self._signature: Signature | None = None
         self._example: Tensors = {}
         self._is_plain = False
         self._failure: str | None = None
+        self._unavailable: str | None = None
         try:
             self._device_thread.submit(self._load).result()
+        except PrecisionUnavailable as error:
+            self._unavailable = str(error)
         except HalftoneError as error:
             self._failure = str(error)
         except Exception as error:
-            logger.exception("tier %s of %s failed to load", plan.tier, plan.model.name)
+            logger.exception("%s failed to load", self._name)
             self._failure = f"{type(error).__name__}: {error}"
-        if self._failure is not None:
-            logger.error("tier %s of %s: %s", plan.tier, plan.model.name, self._failure)
+        if reason := self._failure or self._unavailable:
+            logger.error("%s: %s", self._name, reason)
+        self._checks: asyncio.Task[None] | None = None
 
     def _load(self) -> None:
         source = open_plan_source(self._plan)
         self._signature = source.signature
-        self._example = source.examples()
         self._is_plain = isinstance(source, CallableSource)
+        self._example = source.examples()
         self._engine = Engine.load(self._plan, source)
 
     async def run(self, batch: Tensors) -> BatchResult | RequestError:
@@ -54,18 +66,60 @@ class TierReplica:
         A request's error is returned, not raised: raised, it would reach the gateway wrapped
         in Ray's own exceptions, which stand for a lost replica there.
         """
-        if self._engine is None:
-            return NotReady(f"tier {self._plan.tier} of {self._plan.model.name} failed to start")
+        if self._engine is None or self._failure is not None:
+            return NotReady(f"{self._name} does not serve; /v2/health/ready says why")
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._device_thread, self._engine.run, batch)
+        except DeviceLost as error:
+            self._end(str(error))
+            return error
         except RequestError as error:
             return error
 
     async def report(self) -> TierReport:
         """What this replica is, or why it does not serve."""
-        if self._engine is not None:
+        self._start_checks()
+        if self._engine is not None and self._failure is None:
             description = self._engine.description
         else:
-            description = TierDescription(device="none", soc="none", effective="none", failure=self._failure)
+            description = TierDescription(
+                device="none",
+                soc="none",
+                effective="none",
+                failure=self._failure,
+                unavailable=self._unavailable,
+            )
         return TierReport(description, self._signature, self._example, self._is_plain)
+
+    async def check_health(self) -> None:
+        """Serve asks now and then: the replica is well unless its device is not."""
+        self._start_checks()
+        if self._engine is not None and self._engine.device.poisoned:
+            raise DeviceLost("the device failed")
+
+    def _start_checks(self) -> None:
+        """Start the periodic checks, once: a replica is made outside of its event loop."""
+        if self._checks is None and self._engine is not None:
+            self._checks = asyncio.get_running_loop().create_task(self._check_again_and_again(self._engine))
+
+    async def _check_again_and_again(self, engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+        while self._failure is None:
+            await asyncio.sleep(CHECK_INTERVAL_S)
+            try:
+                self._failure = await loop.run_in_executor(self._device_thread, engine.altered)
+                broken = await loop.run_in_executor(self._device_thread, engine.broken)
+            except Exception as error:
+                broken = f"{type(error).__name__}: {error}"
+            if self._failure is not None:
+                logger.error("%s leaves service: %s", self._name, self._failure)
+            elif broken is not None:
+                self._end(broken)
+                return
+
+    def _end(self, reason: str) -> None:
+        """End the process: nothing that this device returns can be trusted any more."""
+        logger.error("%s ends, to be replaced: %s", self._name, reason)
+        self._failure = self._failure or reason
+        asyncio.get_running_loop().call_later(EXIT_DELAY_S, os._exit, 1)

@@ -58,7 +58,7 @@ def test_a_minimal_configuration_is_enough() -> None:
             "did you mean 'kind'?",
         ),
         (MINIMAL.replace("source", "sorce"), "models[0].sorce", "did you mean 'source'?"),
-        (model(tier="{zzzzzz: 1}"), "models[0].tiers.fp32.zzzzzz", "one of batching, device"),
+        (model(tier="{zzzzzz: 1}"), "models[0].tiers.fp32.zzzzzz", "one of accept_degraded, batching"),
     ],
 )
 def test_an_unknown_key_is_refused_at_each_depth(text: str, path: str, words: str) -> None:

@@ -611,12 +611,11 @@ def test_a_request_that_arrives_too_late_is_not_sent(late_s: float, run_virtuall
 @pytest.mark.parametrize(
     ("raised", "expected"),
     [
-        (ModelError("the model raised"), ModelError),
         (TierLost("lost twice"), TierLost),
         (ZeroDivisionError(), InternalError),
         (asyncio.CancelledError(), InternalError),
     ],
-    ids=["model", "lost", "unexpected", "cancelled"],
+    ids=["lost", "unexpected", "cancelled"],
 )
 def test_an_error_fails_the_requests_of_its_batch_only(
     raised: BaseException, expected: type[RequestError], run_virtually: Run
@@ -634,6 +633,38 @@ def test_an_error_fails_the_requests_of_its_batch_only(
         assert errors[0] is not errors[1]
         await bench.release_all()
         assert len(await spared) == 3
+        bench.assert_empty()
+
+    run_virtually(scenario)
+
+
+@pytest.mark.parametrize("bad", [[0], [3], [1, 2], [0, 1, 2, 3], []])
+def test_a_row_that_makes_the_model_raise_fails_its_own_request_only(
+    bad: list[int], run_virtually: Run
+) -> None:
+    """The batch runs again by halves, until each request stands alone."""
+
+    class Picky(RandomTier):
+        async def run(self, batch: Tensors) -> BatchResult:
+            if set(batch["x"][:, 0]) & poison:
+                raise ModelError("the model raised")
+            return doubled(batch)
+
+    poison: set[Any] = set()
+
+    async def scenario() -> None:
+        bench = Bench(Picky([], 8, 1), max_rows=8)
+        tensors = [bench.tensors(2) for _ in range(4)]
+        poison.update(tensors[n]["x"][0, 0] for n in bad)
+        blocker = bench.tensors(1)
+        deadline_s = asyncio.get_running_loop().time() + LATER_S
+        tasks = [asyncio.create_task(bench.infer(each, deadline_s)) for each in (blocker, *tensors)]
+        ends = (await asyncio.gather(*tasks, return_exceptions=True))[1:]
+        for n, end in enumerate(ends):
+            if n in bad:
+                assert isinstance(end, ModelError)
+            else:
+                np.testing.assert_array_equal(end, tensors[n]["x"] * 2)
         bench.assert_empty()
 
     run_virtually(scenario)
@@ -765,6 +796,8 @@ class RandomTier:
         self._under_way = 0
         self.sent_s: dict[int, float] = {}
         self.failed: set[int] = set()
+        #: Rows of batches whose model raised. They may come again, in smaller batches.
+        self.raised: set[int] = set()
         #: Broken promises. Raised in here they would become the tier's errors.
         self.faults: list[str] = []
 
@@ -774,11 +807,14 @@ class RandomTier:
         rows = numbers[:, 0].astype(int).tolist()
         self._under_way += 1
         self._check(1 <= len(rows) <= self._max_rows, f"a batch of {len(rows)} rows")
-        self._check(not self.sent_s.keys() & set(rows), f"a row of {rows} is sent twice")
+        again = self.sent_s.keys() & set(rows)
+        self._check(again <= self.raised, f"a row of {rows} is sent twice")
         self._check(self._under_way <= self._max_calls, f"{self._under_way} batches at once")
         self.sent_s |= dict.fromkeys(rows, asyncio.get_running_loop().time())
         outcome = next(self._outcomes)
-        if outcome.kind != "good":
+        if outcome.kind in {"raises", "short"}:
+            self.raised |= set(rows)
+        elif outcome.kind != "good":
             self.failed |= set(rows)
         try:
             await asyncio.sleep(outcome.delay_s)
@@ -821,7 +857,7 @@ async def one_request(bench: Bench, arrival: Arrival, start_s: float) -> None:
     except Deadline:
         assert loop.time() == pytest.approx(deadline_s, abs=1e-6)
     except (ModelError, TierLost, InternalError):
-        assert numbers & bench.tier.failed
+        assert numbers & (bench.tier.failed | bench.tier.raised)
     else:
         np.testing.assert_array_equal(outputs, tensors["x"] * 2)
         assert not numbers & bench.tier.failed

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serving.errors import NotReady
+from serving.errors import NotReady, PrecisionUnavailable
 from serving.gateway.model import LOADING
 
 
@@ -37,6 +37,17 @@ def test_a_failed_tier_leaves_the_others_ready(gateway: Any) -> None:
     with pytest.raises(NotReady, match="failed to start; /v2/health/ready says why"):
         lane.ready_coalescer()
     gateway.model.lanes["fp32"].ready_coalescer()
+
+
+def test_a_tier_that_the_device_cannot_honour_is_no_fault(gateway: Any) -> None:
+    """Its callers get the reason; the model is ready for the others."""
+    lane = gateway.model.lanes["fp16"]
+    lane.description = replace(lane.description, unavailable="A 910A has no BF16.")
+    assert gateway.model.problems == {}
+    assert not lane.is_ready
+    with pytest.raises(PrecisionUnavailable, match="no BF16"):
+        lane.ready_coalescer()
+    assert gateway.model.lanes["fp32"].is_ready
 
 
 def test_the_queues_limits_are_the_configured_ones(make_gateway: Any) -> None:

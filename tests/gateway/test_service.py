@@ -44,6 +44,26 @@ def refused(response: Any, status: int, code: str) -> dict[str, Any]:
 # --- answers ----------------------------------------------------------------------------------
 
 
+def test_an_unavailable_precision_is_refused_with_its_reason(gateway: Any, run: Run) -> None:
+    """409 for the tier and for classes bound to it, while the server is ready and others answer."""
+
+    async def scenario() -> None:
+        lane = gateway.model.lanes["fp32"]
+        lane.description = replace(lane.description, unavailable="its products take FP16 operands")
+        for declared in ("fp32", "critical"):
+            response = await gateway.infer(("x-precision", declared))
+            document = json.loads(response.body)
+            assert (response.status, document["code"]) == (409, "precision_unavailable")
+            assert document["error"] == "its products take FP16 operands"
+        assert (await gateway.infer(("x-precision", "fp16"))).status == 200
+        assert (await gateway.get("/v2/health/ready"))[0] == 200
+        tiers = (await gateway.get("/v2/models/m"))[1]["tiers"]
+        assert tiers["fp32"]["unavailable"] == "its products take FP16 operands"
+        assert not tiers["fp32"]["ready"]
+
+    run(scenario)
+
+
 def test_a_json_request_is_answered(gateway: Any, run_virtually: Run) -> None:
     """Outputs, and the precision that made them, in headers and body alike."""
 
@@ -690,15 +710,15 @@ def test_the_metrics_page_comes_in_two_formats(gateway: Any, run_virtually: Run)
     run_virtually(scenario)
 
 
-def test_metrics_that_cannot_be_had_are_500(gateway: Any, run_virtually: Run) -> None:
-    """The hub is another process."""
+def test_metrics_that_cannot_be_had_are_503(gateway: Any, run_virtually: Run) -> None:
+    """The hub is another process, and comes back."""
 
     async def scenario() -> None:
         async def page(_: bool) -> bytes:
             raise ConnectionError("gone")
 
         gateway.page = page
-        refused(await gateway.call("GET", "/metrics"), 500, "internal")
+        refused(await gateway.call("GET", "/metrics"), 503, "not_ready")
 
     run_virtually(scenario)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from serving.errors import NotReady
+from serving.gateway.model import LOST
 from serving.gateway.watch import REPORT_INTERVAL_S, take_report, watch_lane
 from serving.models.resolve import CallableSource
 
@@ -198,7 +200,7 @@ def test_the_info_metric_follows_what_a_tier_is(make_gateway: Any, run: Run) -> 
 def test_a_lane_is_watched_for_as_long_as_it_runs(
     make_gateway: Any, run_virtually: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A report that fails is logged, and asked for again; what the tier was stays true meanwhile."""
+    """While no replica reports, the tier is not ready and says so; what it was stays true."""
 
     async def scenario() -> None:
         gateway = make_gateway(is_open=False)
@@ -213,12 +215,18 @@ def test_a_lane_is_watched_for_as_long_as_it_runs(
 
         tier.report = fail
         await asyncio.sleep(REPORT_INTERVAL_S)
-        assert "tier m/fp32: no report: ConnectionError('no replica')" in caplog.text
-        assert lane.problem is None
+        assert "tier m/fp32: no replica answers: ConnectionError('no replica')" in caplog.text
+        assert lane.problem == LOST
+        with pytest.raises(NotReady, match="no replica answers"):
+            lane.ready_coalescer()
+        assert lane.description.effective == "fp32-measured"
+        await asyncio.sleep(5 * REPORT_INTERVAL_S)
+        assert caplog.text.count("no replica answers") == 1
         tier.description = replace(tier.description, effective="hf32")
         tier.report = really_report
         await asyncio.sleep(REPORT_INTERVAL_S)
         assert lane.description.effective == "hf32"
+        assert lane.problem is None
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await watching

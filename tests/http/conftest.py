@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "models")]
 
-from server_process import ServerProcess  # noqa: E402  Beside this file.
+from server_process import ServerProcess, Start  # noqa: E402  Beside this file.
 
 CONFIG = """
 server: {gateways: 2, max_body_bytes: 4194304, body_timeout_s: 2}
@@ -49,3 +49,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         assert process.interrupt() == 0, process.output
     finally:
         process.kill()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts servers, and sees to it that none outlives the test."""
+    started: list[ServerProcess] = []
+
+    def run(config: str, port: int | None = None) -> ServerProcess:
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        started.append(ServerProcess(folder, config, port))
+        return started[-1]
+
+    yield run
+    for server in started:
+        server.kill()

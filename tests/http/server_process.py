@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import client
@@ -33,7 +36,9 @@ class ServerProcess:
         self.config = folder / "config.yaml"
         self.config.write_text(config, encoding="utf-8")
         self.log = folder / "serve.log"
-        environment = {**os.environ, "PYTHONPATH": str(MODELS)}
+        # Of its own, so that what it leaves behind can be told from others'; short, for sockets.
+        self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+        environment = {**os.environ, "PYTHONPATH": str(MODELS), "TMPDIR": str(self.temporary)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serving.cli", "serve", str(self.config), "--port", str(self.port)],
@@ -77,11 +82,28 @@ class ServerProcess:
                 raise AssertionError(f"{name} is {found}, not {value}")
             time.sleep(0.02)
 
-    def interrupt(self) -> int:
-        """Ctrl-C. Returns the exit status."""
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
+        """Ctrl-C to the group, as a terminal does, or another signal to the one process."""
         if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGINT)
+            send = os.killpg if number == signal.SIGINT else os.kill
+            send(self.process.pid, number)
         return self.process.wait(STOP_TIMEOUT_S)
+
+    def processes(self, title: str) -> list[int]:
+        """The server's processes whose title holds `title`, such as `halftone:echo:fp16`."""
+        found = []
+        for pid in descendants(self.process.pid):
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue  # It has just ended.
+            if title in command and alive(pid):
+                found.append(pid)
+        return found
+
+    def leftovers(self) -> list[str]:
+        """What it keeps in its temporary folder: sockets, logs."""
+        return sorted(path.name for path in self.temporary.iterdir())
 
     def kill(self) -> None:
         """Make sure that nothing is left when a test failed."""
@@ -91,3 +113,26 @@ class ServerProcess:
                 self.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 os.killpg(self.process.pid, signal.SIGKILL)
+        shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid`, now."""
+    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = dict(tuple(map(int, line.split())) for line in listing.splitlines())
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {pid}
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs and is no zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+Start = Callable[..., ServerProcess]

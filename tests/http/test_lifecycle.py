@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
-import tempfile
+import signal
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import client
@@ -15,7 +13,7 @@ import pytest
 import torch
 from mypackage.module import Classifier
 from safetensors.torch import save_file
-from server_process import ServerProcess
+from server_process import Start, alive, descendants
 
 SLOW_CONFIG = """
 server: {drain_timeout_s: 20}
@@ -28,83 +26,41 @@ models:
 """
 SLOW = "/v2/models/slow/infer"
 
-Start = Callable[..., ServerProcess]
 
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts servers, and sees to it that none outlives the test."""
-    started: list[ServerProcess] = []
-
-    def run(config: str, port: int | None = None) -> ServerProcess:
-        folder = tmp_path / str(len(started))
-        folder.mkdir()
-        started.append(ServerProcess(folder, config, port))
-        return started[-1]
-
-    yield run
-    for server in started:
-        server.kill()
-
-
-def descendants(pid: int) -> set[int]:
-    """Every process below `pid`, now."""
-    listing = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = dict(tuple(map(int, line.split())) for line in listing.splitlines())
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
-
-
-def alive(pid: int) -> bool:
-    """Whether the process runs and is no zombie."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def leftovers() -> set[str]:
-    """Folders that a server keeps its sockets and logs in."""
-    return {path.name for path in Path(tempfile.gettempdir()).glob("halftone-*")}
-
-
-def test_ctrl_c_drains_and_leaves_nothing(start: Start) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_drains_and_leaves_nothing(start: Start, number: signal.Signals) -> None:
     """A request in flight is answered; then no process, no port and no socket file is left."""
-    before = leftovers()
     server = start(SLOW_CONFIG)
     server.wait_for_output("Try:")
     processes = descendants(server.process.pid)
     assert len(processes) > 3
+    assert server.leftovers() != []
     replies: list[client.Reply] = []
     body = client.infer_body("x", np.full((1, 2), 1.5))
     asking = threading.Thread(target=lambda: replies.append(server.call("POST", SLOW, body)))
     asking.start()
     server.wait_for_metric("halftone_inflight_rows", 1.0)
-    assert server.interrupt() == 0, server.output
+    assert server.interrupt(number) == 0, server.output
     asking.join()
     assert replies[0].status == 200
     assert np.array_equal(replies[0].array("y"), np.full((1, 2), 1.5))
     assert "Draining" in server.output
     assert server.output.rstrip().endswith("Stopped.")
     assert {pid for pid in processes if alive(pid)} == set()
-    assert leftovers() == before
+    assert server.leftovers() == []
     with pytest.raises(ConnectionRefusedError):
         server.call("GET", "/v2")
 
 
 def test_ctrl_c_while_starting_leaves_nothing(start: Start) -> None:
     """Interrupted before it is ready, the server stops at once and cleans up."""
-    before = leftovers()
     server = start(SLOW_CONFIG)
     server.wait_for_output("Starting Ray Serve")
     processes = descendants(server.process.pid)
     assert server.interrupt() == 0, server.output
     assert server.output.rstrip().endswith("Stopped.")
     assert {pid for pid in processes if alive(pid)} == set()
-    assert leftovers() == before
+    assert server.leftovers() == []
 
 
 def test_a_second_start_on_a_taken_port_says_so(start: Start) -> None:

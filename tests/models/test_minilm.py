@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from serving.errors import BadType
-from serving.models.minilm import MAX_TOKENS, MiniLM
+from serving.models.minilm import MAX_CHARACTERS, MAX_TOKENS, MiniLM
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Device
 from serving.numerics.precision import Kind, PrecisionSpec
@@ -54,12 +55,28 @@ def test_no_rows(minilm: MiniLM) -> None:
     assert minilm.preprocess(texts())["ids"].shape[0] == 0
 
 
-@pytest.mark.parametrize("text", ["word " * 20_000, "x" * 40_000, "x" * 20_000 + " word" * 400])
+@pytest.mark.parametrize("text", ["word " * 20_000, "x" * 40_000, "東" * 40_000, "! " * 20_000])
 def test_long_texts_are_truncated(minilm: MiniLM, text: str) -> None:
     """Cutting a long text first gives the ids of tokenising all of it."""
     ids = minilm.preprocess(texts(text))["ids"]
     assert ids.shape[1] <= MAX_TOKENS
-    assert ids[0].tolist() == minilm._encode(text)
+    assert ids[0].tolist() == minilm._tokenizer.encode(text).ids
+
+
+@pytest.mark.parametrize("text", ["a" * 20_000_000, "東" * 7_000_000, " " * 20_000_000, "!" * 5_000_000])
+def test_a_huge_text_costs_no_more_than_what_counts_of_it(minilm: MiniLM, text: str) -> None:
+    """Whatever it is made of: the cut comes before the tokenizer sees it."""
+    seen: list[int] = []
+
+    class Watched:
+        def encode_batch(self, batch: list[str]) -> Any:
+            seen.extend(len(each) for each in batch)
+            return MiniLM()._tokenizer.encode_batch(batch)
+
+    watched = MiniLM()
+    watched.__dict__["_tokenizer"] = Watched()
+    assert watched.preprocess(texts(text))["ids"].shape[1] <= MAX_TOKENS
+    assert seen == [MAX_CHARACTERS]
 
 
 def test_bad_utf8_names_the_row(minilm: MiniLM) -> None:

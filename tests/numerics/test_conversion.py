@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from serving.errors import ConfigError
 from serving.numerics.conversion import convert
-from serving.numerics.devices import Device
+from serving.numerics.devices import Device, open_device
 from serving.numerics.precision import Kind, PrecisionSpec
 
 
@@ -204,6 +205,45 @@ def test_lossy_module_stays_fp32_and_is_named(device: Device, native: bool) -> N
     (loss,) = tier.weight_losses
     assert (loss.name, loss.to_inf, loss.total) == ("1.running_var", 2, 4)
     assert rel_l2(tier(x), module(x)) < 2e-3
+
+
+SIXTEEN_BITS: list[tuple[Kind, bool, str]] = [
+    (kind, native, "ieee") for kind in ("fp16", "mixed", "layercast") for native in (False, True)
+] + [("fp16", False, "910a"), ("mixed", False, "910a"), ("fp16", False, "910b"), ("layercast", False, "910b")]
+
+
+@pytest.mark.parametrize(("kind", "native", "card"), SIXTEEN_BITS)
+def test_lost_variances_at_every_16_bit_kind(kind: Kind, native: bool, card: str) -> None:
+    """Wherever FP16 would make the variances infinite, the module is kept and the answers stay."""
+    module, x = overflowing(), torch.randn(3, 4)
+    spec = PrecisionSpec(kind, native=native, keep_fp32=() if kind == "mixed" else None)
+    tier = convert(module, spec, open_device("cpu", 1, card), [x])
+    assert tier.kept_fp32 == ("1",)
+    assert [(loss.name, loss.to_inf) for loss in tier.weight_losses] == [("1.running_var", 2)]
+    assert rel_l2(tier(x), module(x)) < 2e-3
+    with pytest.raises(ConfigError, match=r"running_var: of 4 values 2 become infinite"):
+        convert(module, replace(spec, on_weight_loss="refuse"), open_device("cpu", 1, card), [x])
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_kinds_that_lose_no_variances(device: Device, native: bool) -> None:
+    """BF16 has their range, and autocast takes statistics at FP32."""
+    module, x = overflowing(), torch.randn(3, 4)
+    for kind, limit in (("bf16", 2e-2), ("autocast", 2e-3)):
+        tier = convert(module, PrecisionSpec(kind, native=native), device, [x])
+        assert (tier.kept_fp32, tier.weight_losses) == ((), ())
+        assert rel_l2(tier(x), module(x)) < limit
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_autocast_keeps_modules_whose_operands_would_be_lost(device: Device, native: bool) -> None:
+    """A product's weight beyond FP16's range is lowered by no one; an embedding's needn't be kept."""
+    module, ids = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 2)).eval(), torch.tensor([0, 2])
+    with torch.no_grad():
+        module[0].weight[0, 0], module[1].weight[0, 0] = 1e5, 1e5
+    tier = convert(module, PrecisionSpec("autocast", native=native), device, [ids])
+    assert tier.kept_fp32 == ("1",)
+    assert torch.equal(tier(ids), module(ids))
 
 
 def test_lossy_module_is_refused(device: Device) -> None:

@@ -1,6 +1,7 @@
 """The precision contract: the declared tier answers, or nobody."""
 
 import itertools
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -11,7 +12,7 @@ from serving.config.checks import check_model
 from serving.errors import BadPrecision
 from serving.routing.policy import PRECISION_RANK, RoutingTable, most_precise
 
-KINDS: list[TierKind] = ["fp32", "mixed", "fp16", "bf16"]
+KINDS: list[TierKind] = list(get_args(TierKind))
 CLASS_NAMES = ["critical", "standard", "edge", "bulk", "default", "none", "other"]
 
 
@@ -99,10 +100,11 @@ def test_a_table_cannot_be_changed(model: ModelConfig) -> None:
 
 def test_more_bits_of_significand_are_more_precise() -> None:
     """24, then 24 in part, 11, 8."""
-    order = ["fp32", "mixed", "fp16", "bf16"]
-    ranks = [PRECISION_RANK[kind] for kind in KINDS]
-    assert order == KINDS
+    order: list[TierKind] = ["fp32", "layercast", "tf32", "autocast", "mixed", "fp16", "bf16"]
+    ranks = [PRECISION_RANK[kind] for kind in order]
+    assert {*order, "hf32"} == set(KINDS) == set(PRECISION_RANK)
     assert all(more > less for more, less in itertools.pairwise(ranks))
+    assert PRECISION_RANK["hf32"] == PRECISION_RANK["tf32"]
 
 
 def test_among_equals_the_first_is_the_most_precise() -> None:

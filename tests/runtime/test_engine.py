@@ -13,7 +13,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from serving.config import ModelConfig
-from serving.errors import BadShape, ConfigError, ModelError
+from serving.errors import (
+    BadShape,
+    ConfigError,
+    DeviceOutOfMemory,
+    ModelError,
+    PrecisionUnavailable,
+)
 from serving.models.resolve import CallableSource
 from serving.runtime.engine import Engine, load_weights, open_plan_source
 from serving.runtime.tier_plan import TierPlan
@@ -48,9 +54,9 @@ class Returns(nn.Module):
         return self.function(x)
 
 
-def plan_of(tier: str = "fp32", **fields: Any) -> TierPlan:
+def plan_of(tier: str = "fp32", *, options: dict[str, Any] | None = None, **fields: Any) -> TierPlan:
     """A plan for one tier of a model."""
-    model = {"name": "m", "source": "a:b", "tiers": {tier: fields.pop("tier", {})}, **fields}
+    model = {"name": "m", "source": "a:b", "tiers": {tier: options or {}}, **fields}
     return TierPlan(ModelConfig.model_validate(model), tier, threads=1)
 
 
@@ -316,3 +322,95 @@ def test_a_pickle_is_never_executed(save: Callable[[Any, Path], Any], tmp_path: 
     else:
         pickle.loads(path.read_bytes())  # noqa: S301  Our own.
     assert owned.exists()
+
+
+def test_a_tier_that_the_device_refuses_is_unavailable() -> None:
+    """Not a fault of the configuration: the reason goes to whoever asks for the tier."""
+    with pytest.raises(PrecisionUnavailable, match="A 910A or 310P has no BF16"):
+        load(Two(), plan=plan_of("bf16", card="910a"))
+    with pytest.raises(PrecisionUnavailable, match="fp32-storage-fp16-cube"):
+        load(Two(), plan=plan_of("fp32", card="310p"))
+
+
+def test_a_degraded_tier_is_served_under_its_measured_name() -> None:
+    """Where the configuration accepts it."""
+    engine = load(Two(), plan=plan_of("fp32", card="910a", options={"accept_degraded": True}))
+    assert engine.description.effective == "fp32-storage-fp16-cube-emulated"
+
+
+def test_a_tier_with_the_cpu_as_its_own_device_leaves_the_card_out() -> None:
+    """The reference beside a rehearsed card."""
+    engine = load(Two(), plan=plan_of("fp32", card="910a", options={"device": "cpu"}))
+    assert engine.description.effective == "fp32-ieee"
+
+
+@pytest.mark.parametrize("tier", ["fp32", "fp16", "mixed", "bf16", "autocast", "layercast"])
+def test_an_untouched_engine_is_neither_altered_nor_broken(tier: str) -> None:
+    """The periodic check of a healthy replica finds nothing, however often."""
+    engine = load(Two(), plan=plan_of(tier))
+    for _ in range(3):
+        assert engine.altered() is None
+        assert engine.broken() is None
+
+
+def test_a_flipped_switch_is_found() -> None:
+    """By reading it again, whether or not this processor's arithmetic changes with it."""
+    engine = load(Two())
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert "float32_matmul_precision is medium, was highest" in (engine.altered() or "")
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_a_lowered_arithmetic_is_found_though_no_switch_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the probe: products of 16-bit operands behind an unchanged configuration."""
+    engine = load(Two())
+    exact = torch.nn.functional.linear
+
+    def lowered(x: torch.Tensor, weight: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        return exact(x.bfloat16().float(), weight, bias)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", lowered)
+    assert "the probe measures fp32-storage-bf16-cube now" in (engine.altered() or "")
+
+
+def test_a_wrong_known_answer_is_found() -> None:
+    """Weights that changed under a running replica, as a failing memory would."""
+    module = Two()
+    engine = load(module)
+    with torch.no_grad():
+        module.linear.weight += 1
+    assert "the known answer y is off by" in (engine.broken() or "")
+
+
+def test_a_model_that_draws_random_numbers_has_no_known_answer() -> None:
+    """It would be replaced again and again."""
+    engine = load(Returns(lambda x: torch.rand(x.shape[0], 3)))
+    assert engine.known_answer == {}
+    assert engine.broken() is None
+
+
+def test_a_batch_that_does_not_fit_runs_in_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Down to one row, in order; one row that does not fit is the caller's to hear of."""
+    engine = load(Two())
+    expected = engine.run(X).outputs["y"]
+    forward = Engine._forward
+    sizes: list[int] = []
+
+    def small(self: Engine, batch: Any, rows: int) -> Any:
+        sizes.append(rows)
+        if rows > 1:
+            raise DeviceOutOfMemory("too large")
+        return forward(self, batch, rows)
+
+    monkeypatch.setattr(Engine, "_forward", small)
+    np.testing.assert_allclose(engine.run(X).outputs["y"], expected, rtol=1e-6)
+    assert sizes == [4, 2, 1, 1, 2, 1, 1]
+
+    def nothing_fits(self: Engine, batch: Any, rows: int) -> Any:
+        raise DeviceOutOfMemory("too large")
+
+    monkeypatch.setattr(Engine, "_forward", nothing_fits)
+    with pytest.raises(DeviceOutOfMemory):
+        engine.run(X)

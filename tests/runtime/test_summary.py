@@ -57,6 +57,7 @@ class FakeClient:
     """A server with three tiers, one of which failed."""
 
     url = "http://127.0.0.1:8000"
+    needs_token = False
     ready: dict[str, Any] = {"replicas": 1, "device": "cpu", "ready": True}  # noqa: RUF012  Only read.
 
     def __init__(self, values: dict[str, list[float]]) -> None:
@@ -111,7 +112,7 @@ def test_each_tier_is_shown_with_its_measured_precision_and_difference() -> None
 def test_a_tier_that_failed_is_shown_without_figures() -> None:
     """The line stays; a model that does not answer has none."""
     lines = printed({"fp32": [3, 4], "fp16": [3, 4]})
-    assert row(lines, "mixed")[2] == "?"
+    assert row(lines, "mixed")[2] == "-"
     assert row(lines, "mixed")[-2:] == ["-", "-"]
     assert not any("model n" in line for line in lines)
 

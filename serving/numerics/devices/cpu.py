@@ -12,7 +12,18 @@ from typing import ClassVar
 import torch
 
 from serving.errors import ConfigError
+from serving.numerics.capability import Family
+from serving.numerics.cards import IEEE, Card, CardName
 from serving.numerics.devices.device import Device
+from serving.numerics.devices.threads import read_threads, set_threads
+
+_ONEDNN_OPERATORS = ("matmul", "conv", "rnn")
+_FAMILIES: Mapping[CardName, Family] = {
+    "ieee": "cpu-ieee",
+    "910a": "cpu-910a",
+    "910b": "cpu-910b",
+    "310p": "cpu-310p",
+}
 
 
 class Cpu(Device):
@@ -20,6 +31,7 @@ class Cpu(Device):
 
     Args:
         threads: cores that one operator may use; at least 1.
+        card: whose arithmetic is rehearsed.
 
     Raises:
         ConfigError: `threads` is below 1, or a switch does not read back as set.
@@ -27,16 +39,20 @@ class Cpu(Device):
 
     kind: ClassVar[str] = "cpu"
 
-    def __init__(self, threads: int) -> None:
-        if threads < 1:
-            raise ConfigError(f"a tier needs at least 1 thread, not {threads}", "threads")
-        self._switches = MappingProxyType({**_set_precision(), **_set_threads(threads)})
+    def __init__(self, threads: int, card: Card = IEEE) -> None:
+        self._switches = MappingProxyType({**_set_precision(), **set_threads(threads)})
         self._name = _processor()
+        self.card = card
 
     @property
     def name(self) -> str:
         """The model name in /proc/cpuinfo, else what the platform says."""
         return self._name
+
+    @property
+    def family(self) -> Family:
+        """The CPU as it is, or with a rehearsed card."""
+        return _FAMILIES[self.card.name]
 
     @property
     def torch_device(self) -> torch.device:
@@ -47,6 +63,10 @@ class Cpu(Device):
     def switches(self) -> Mapping[str, str]:
         """Precision options of torch and oneDNN, and thread counts."""
         return self._switches
+
+    def read_switches(self) -> dict[str, str]:
+        """Read again."""
+        return {**_read_precision(), **read_threads()}
 
     def memory_bytes(self) -> Mapping[str, int]:
         """`rss`: resident memory of this process; empty where the system has no /proc."""
@@ -64,31 +84,19 @@ def _set_precision() -> dict[str, str]:
     `torch.backends.mkldnn.fp32_precision` writes to the generic backend, not to oneDNN.
     """
     torch.set_float32_matmul_precision("highest")
-    operators = ("matmul", "conv", "rnn")
-    for operator in operators:
+    for operator in _ONEDNN_OPERATORS:
         getattr(torch.backends.mkldnn, operator).fp32_precision = "ieee"
-    read = {"float32_matmul_precision": torch.get_float32_matmul_precision()} | {
-        f"mkldnn.{operator}.fp32_precision": str(getattr(torch.backends.mkldnn, operator).fp32_precision)
-        for operator in operators
-    }
+    read = _read_precision()
     wrong = [f"{name}={value}" for name, value in read.items() if value not in ("highest", "ieee")]
     if wrong:
         raise ConfigError(f"torch does not keep to FP32: {', '.join(wrong)}")
     return read
 
 
-def _set_threads(threads: int) -> dict[str, str]:
-    torch.set_num_threads(threads)
-    # torch refuses a change once operators have run side by side; what is read back counts.
-    if torch.get_num_interop_threads() != 1:
-        try:
-            torch.set_num_interop_threads(1)
-        except RuntimeError as error:
-            if "set number of interop threads" not in str(error):
-                raise
-    return {
-        "num_threads": str(torch.get_num_threads()),
-        "num_interop_threads": str(torch.get_num_interop_threads()),
+def _read_precision() -> dict[str, str]:
+    return {"float32_matmul_precision": torch.get_float32_matmul_precision()} | {
+        f"mkldnn.{operator}.fp32_precision": str(getattr(torch.backends.mkldnn, operator).fp32_precision)
+        for operator in _ONEDNN_OPERATORS
     }
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import numpy as np
 import torch
 
 from serving.errors import ModelError
+from serving.numerics.capability import Capability, Family
+from serving.numerics.capability import capability as capability_of
+from serving.numerics.cards import IEEE, Card
+from serving.numerics.precision import Kind
 from serving.tensors import Array
 
 
@@ -19,13 +24,23 @@ class Device(ABC):
     Opening one sets process-wide options, so a process opens one device, before it computes.
     """
 
-    #: `cpu`, and in later versions `cuda` and `npu`.
+    #: `cpu`, `cuda` or `npu`.
     kind: ClassVar[str]
+    #: The card that a CPU rehearses; IEEE arithmetic otherwise.
+    card: Card = IEEE
+    #: Set once the device has failed: whatever it returns from then on may be garbage, so the
+    #: replica is finished. Never set on a CPU.
+    poisoned: bool = False
 
     @property
     @abstractmethod
     def name(self) -> str:
         """The processor's model, as its maker calls it."""
+
+    @property
+    def title(self) -> str:
+        """The name with the card that is rehearsed, for messages."""
+        return self.name if self.card is IEEE else f"{self.name} rehearsing a {self.card.name}"
 
     @property
     @abstractmethod
@@ -38,8 +53,37 @@ class Device(ABC):
         """Every option that can lower precision or change speed, as read back after setting it."""
 
     @abstractmethod
+    def read_switches(self) -> dict[str, str]:
+        """The same options as they are now: the model's own code may have changed them since."""
+
+    @abstractmethod
     def memory_bytes(self) -> Mapping[str, int]:
         """Memory in use, by kind."""
+
+    @property
+    @abstractmethod
+    def family(self) -> Family:
+        """The devices whose arithmetic is this one's."""
+
+    def capability(self, kind: Kind) -> Capability:
+        """Whether the device honours a kind of tier, and if not, why."""
+        return capability_of(kind, self.family)
+
+    @property
+    def saturates(self) -> bool:
+        """Whether FP16 infinities become ±65504 and NaN becomes 0."""
+        return self.card.saturates
+
+    def running(self) -> AbstractContextManager[object]:
+        """What a forward pass runs under, on the thread that runs it: a stream, where there are any."""
+        return nullcontext()
+
+    def synchronize(self) -> None:  # noqa: B027 - a CPU has nothing to wait for
+        """Wait until what was started on the device has finished."""
+
+    def healthy(self) -> bool:
+        """Whether the device still computes a known answer. A CPU always does."""
+        return not self.poisoned
 
     def to_device(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """Arrays -> tensors on the device, of the same dtypes and shapes.
@@ -51,7 +95,7 @@ class Device(ABC):
             ModelError: an array holds Python objects, such as `BYTES`, which no model takes;
                 the source's `preprocess` should have turned them into numbers.
         """
-        return [_tensor(array).to(self.torch_device) for array in arrays]
+        return [tensor_of(array).to(self.torch_device) for array in arrays]
 
     def to_host(self, tensor: torch.Tensor) -> Array:
         """A tensor -> an array on the host, contiguous, of the same dtype and shape.
@@ -65,7 +109,12 @@ class Device(ABC):
         return array
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def tensor_of(array: Array) -> torch.Tensor:
+    """An array -> a tensor on the host, sharing memory where torch can.
+
+    Raises:
+        ModelError: the array holds Python objects.
+    """
     if array.dtype.hasobject:
         raise ModelError(
             "a tensor of BYTES reached the device; the model's preprocess must turn it into numbers"

@@ -1,0 +1,153 @@
+"""Processes that are killed under load: what is lost, what heals, and what callers are told."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import client
+import numpy as np
+from server_process import ServerProcess, Start
+
+CONFIG = """
+server: {gateways: 2}
+models:
+  - name: echo
+    source: serving.models.echo:Echo
+    tiers: {fp32: {}, fp16: {replicas: 2}}
+    default: fp16
+"""
+ECHO = "/v2/models/echo/infer"
+BODY = client.infer_body("x", np.ones((1, 128)))
+HEAL_TIMEOUT_S = 60.0
+
+
+class Load:
+    """Clients that ask one after another until they are told to stop; every reply is kept."""
+
+    def __init__(self, server: ServerProcess, tier: str, clients: int = 4) -> None:
+        self.replies: list[tuple[int, str]] = []
+        self._server, self._tier = server, tier
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+
+    def _ask(self) -> None:
+        while not self._stop.is_set():
+            try:
+                reply = self._server.call("POST", ECHO, BODY, x_precision=self._tier)
+            except OSError as error:
+                self.replies.append((0, type(error).__name__))
+                time.sleep(0.05)
+            else:
+                code = "" if reply.status == 200 else reply.json()["code"]
+                self.replies.append((reply.status, code))
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def wait_until(condition: Callable[[], bool]) -> float:
+    """Seconds until the condition holds."""
+    started_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started_s < HEAL_TIMEOUT_S, "it did not heal"
+        time.sleep(0.1)
+    return time.monotonic() - started_s
+
+
+def ready(server: ServerProcess) -> bool:
+    """Whether `/v2/health/ready` says so."""
+    try:
+        return server.call("GET", "/v2/health/ready").status == 200
+    except OSError:
+        return False
+
+
+def test_killed_processes_cost_only_what_they_held(start: Start) -> None:
+    """One of two replicas, the only replica, Serve's controller, the hub, a gateway, in turn."""
+    server = start(CONFIG)
+    server.wait_for_output("Try:")
+    _one_of_two_replicas(server)
+    _the_only_replica(server)
+    _the_controller(server)
+    _the_hub(server)
+    _a_gateway(server)
+    assert server.interrupt() == 0, server.output
+
+
+def _one_of_two_replicas(server: ServerProcess) -> None:
+    """No request is lost: its batches run on the other."""
+    with Load(server, "fp16") as load:
+        time.sleep(1)
+        os.kill(server.processes("halftone:echo:fp16")[0], signal.SIGKILL)
+        time.sleep(3)
+    assert Counter(load.replies).keys() == {(200, "")}
+    wait_until(lambda: len(server.processes("halftone:echo:fp16")) == 2)
+
+
+def _the_only_replica(server: ServerProcess) -> None:
+    """Not ready meanwhile, refused with 503, answered by no other tier, and healed without help."""
+    [replica] = server.processes("halftone:echo:fp32")
+    with Load(server, "fp32") as load:
+        time.sleep(0.5)
+        os.kill(replica, signal.SIGKILL)
+        wait_until(lambda: not ready(server))
+        wait_until(lambda: ready(server))
+        time.sleep(1.5)
+    assert {status for status, _ in load.replies} <= {200, 503}
+    assert load.replies[-1] == (200, "")
+
+
+def _the_controller(server: ServerProcess) -> None:
+    """Serve's control plane restarts while requests go on as if nothing had happened."""
+    [controller] = server.processes("ray::ServeController")
+    with Load(server, "fp16") as load:
+        time.sleep(0.5)
+        os.kill(controller, signal.SIGKILL)
+        wait_until(lambda: server.processes("ray::ServeController") not in ([], [controller]))
+        time.sleep(6)  # It looks for its replicas meanwhile, and must find them well.
+    assert Counter(load.replies).keys() == {(200, "")}
+
+
+def _the_hub(server: ServerProcess) -> None:
+    """`/metrics` says that it has none for a while; inference does not notice."""
+    [hub] = server.processes("halftone:hub")
+    with Load(server, "fp16") as load:
+        os.kill(hub, signal.SIGKILL)
+        statuses = set()
+
+        def counted() -> bool:
+            reply = server.call("GET", "/metrics")
+            statuses.add(reply.status)
+            return reply.status == 200
+
+        time.sleep(0.5)
+        wait_until(counted)
+    assert statuses <= {200, 503}
+    assert Counter(load.replies).keys() == {(200, "")}
+
+
+def _a_gateway(server: ServerProcess) -> None:
+    """Its own connections break; the other one answers, and a new one shares the port again."""
+    gateways = server.processes("halftone:gateway")
+    assert len(gateways) == 2
+    with Load(server, "fp16") as load:
+        time.sleep(0.5)
+        os.kill(gateways[0], signal.SIGKILL)
+        wait_until(lambda: len(server.processes("halftone:gateway")) == 2)
+        time.sleep(3)
+    broken = Counter(load.replies)
+    assert {status for status, _ in broken} <= {0, 200}
+    assert sum(count for (status, _), count in broken.items() if status == 0) <= 8
+    assert load.replies[-1] == (200, "")
