@@ -49,7 +49,8 @@ def weight_loss(name: str, weight: torch.Tensor, dtype: torch.dtype) -> WeightLo
     """
     if not weight.is_floating_point() or weight.numel() == 0:
         return None
-    weight = weight.detach()
+    # On the host: a card that saturates would cast 1e6 to 65504, and nothing would be infinite.
+    weight = weight.detach().cpu()
     cast = weight.to(dtype)
     finite = torch.isfinite(weight)
     to_inf = int((finite & torch.isinf(cast)).sum())

@@ -16,6 +16,8 @@ from serving.runtime.tier_replica import TierReplica
 
 HUB_DEPLOYMENT = "hub"
 GATEWAY_DEPLOYMENT = "gateway"
+#: Serve notices a replica that ended when it asks next; its default is 10 s.
+TIER_HEALTH_CHECK_PERIOD_S = 2.0
 
 _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
@@ -43,6 +45,7 @@ def _tier(plan: TierPlan, gateways: int) -> Any:
         num_replicas=plan.config.replicas,
         # Every gateway keeps BATCHES_PER_REPLICA batches under way per replica; twice that
         # leaves room for an uneven spread over replicas, and for reports.
+        health_check_period_s=TIER_HEALTH_CHECK_PERIOD_S,
         max_ongoing_requests=2 * BATCHES_PER_REPLICA * gateways + 2,
         ray_actor_options=_actor_options(plan.resources),
     )

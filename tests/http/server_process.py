@@ -10,8 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import client
 from prometheus_client.parser import text_string_to_metric_families
@@ -31,20 +32,27 @@ def free_port() -> int:
 class ServerProcess:
     """`halftone serve CONFIG --port PORT`, with its output in a file."""
 
-    def __init__(self, folder: Path, config: str, port: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        port: int | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`environment`: beside this process's own; `PYTHONPATH` in it replaces the test models'."""
         self.port = port or free_port()
         self.config = folder / "config.yaml"
         self.config.write_text(config, encoding="utf-8")
         self.log = folder / "serve.log"
         # Of its own, so that what it leaves behind can be told from others'; short, for sockets.
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
-        environment = {**os.environ, "PYTHONPATH": str(MODELS), "TMPDIR": str(self.temporary)}
+        own = {"PYTHONPATH": str(MODELS), **environment, "TMPDIR": str(self.temporary)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serving.cli", "serve", str(self.config), "--port", str(self.port)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env={**os.environ, **own},
                 # A group of its own, as a terminal gives each command: a signal reaches all of it.
                 start_new_session=True,
             )
