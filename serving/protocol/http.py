@@ -9,6 +9,8 @@ import orjson
 
 from serving.errors import RequestError
 
+#: Echoed in every response, made where the client gave none.
+REQUEST_ID_HEADER = "x-request-id"
 #: Stands for a header value that arrived but is not text. No valid value contains it,
 #: so that the header is refused where its value matters and ignored where it does not.
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"

@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE / "models")]
 
-from server_process import ServerProcess, Start  # noqa: E402  Beside this file.
+from server_process import ServerProcess, Start, ready_server  # noqa: E402  Beside this file.
 
 CONFIG = """
 server: {gateways: 2, max_body_bytes: 4194304, body_timeout_s: 2}
@@ -42,13 +42,8 @@ models:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A ready server."""
-    process = ServerProcess(tmp_path_factory.mktemp("server"), CONFIG)
-    try:
-        process.wait_for_output("Try:")
+    with ready_server(tmp_path_factory.mktemp("server"), CONFIG) as process:
         yield process
-        assert process.interrupt() == 0, process.output
-    finally:
-        process.kill()
 
 
 @pytest.fixture

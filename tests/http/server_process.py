@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -144,3 +145,17 @@ def alive(pid: int) -> bool:
 
 
 Start = Callable[..., ServerProcess]
+
+
+@contextmanager
+def ready_server(
+    folder: Path, config: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[ServerProcess]:
+    """A server that is ready, and that must stop well."""
+    process = ServerProcess(folder, config, environment=environment)
+    try:
+        process.wait_for_output("Try:")
+        yield process
+        assert process.interrupt() == 0, process.output
+    finally:
+        process.kill()

@@ -18,10 +18,13 @@ server: {gateways: 2}
 models:
   - name: echo
     source: serving.models.echo:Echo
-    tiers: {fp32: {}, fp16: {replicas: 2}}
-    default: fp16
+    tiers: {fp16: {replicas: 2}}
+  - name: lazy
+    source: mypackage.lazy:build
+    inputs: [{name: x, dtype: FP32, shape: [-1, 128]}]
+    outputs: [{name: y, dtype: FP32, shape: [-1, 128]}]
+    tiers: {fp32: {}}
 """
-ECHO = "/v2/models/echo/infer"
 BODY = client.infer_body("x", np.ones((1, 128)))
 HEAL_TIMEOUT_S = 60.0
 
@@ -29,16 +32,16 @@ HEAL_TIMEOUT_S = 60.0
 class Load:
     """Clients that ask one after another until they are told to stop; every reply is kept."""
 
-    def __init__(self, server: ServerProcess, tier: str, clients: int = 4) -> None:
+    def __init__(self, server: ServerProcess, model: str = "echo", clients: int = 4) -> None:
         self.replies: list[tuple[int, str]] = []
-        self._server, self._tier = server, tier
+        self._server, self._path = server, f"/v2/models/{model}/infer"
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
     def _ask(self) -> None:
         while not self._stop.is_set():
             try:
-                reply = self._server.call("POST", ECHO, BODY, x_precision=self._tier)
+                reply = self._server.call("POST", self._path, BODY)
             except OSError as error:
                 self.replies.append((0, type(error).__name__))
                 time.sleep(0.05)
@@ -88,7 +91,7 @@ def test_killed_processes_cost_only_what_they_held(start: Start) -> None:
 
 def _one_of_two_replicas(server: ServerProcess) -> None:
     """No request is lost: its batches run on the other."""
-    with Load(server, "fp16") as load:
+    with Load(server) as load:
         time.sleep(1)
         os.kill(server.processes("halftone:echo:fp16")[0], signal.SIGKILL)
         time.sleep(3)
@@ -97,9 +100,9 @@ def _one_of_two_replicas(server: ServerProcess) -> None:
 
 
 def _the_only_replica(server: ServerProcess) -> None:
-    """Not ready meanwhile, refused with 503, answered by no other tier, and healed without help."""
-    [replica] = server.processes("halftone:echo:fp32")
-    with Load(server, "fp32") as load:
+    """Not ready meanwhile, refused with 503, and healed without help. It takes 10 s to load."""
+    [replica] = server.processes("halftone:lazy:fp32")
+    with Load(server, "lazy") as load:
         time.sleep(0.5)
         os.kill(replica, signal.SIGKILL)
         wait_until(lambda: not ready(server))
@@ -112,7 +115,7 @@ def _the_only_replica(server: ServerProcess) -> None:
 def _the_controller(server: ServerProcess) -> None:
     """Serve's control plane restarts while requests go on as if nothing had happened."""
     [controller] = server.processes("ray::ServeController")
-    with Load(server, "fp16") as load:
+    with Load(server) as load:
         time.sleep(0.5)
         os.kill(controller, signal.SIGKILL)
         wait_until(lambda: server.processes("ray::ServeController") not in ([], [controller]))
@@ -123,7 +126,7 @@ def _the_controller(server: ServerProcess) -> None:
 def _the_hub(server: ServerProcess) -> None:
     """`/metrics` says that it has none for a while; inference does not notice."""
     [hub] = server.processes("halftone:hub")
-    with Load(server, "fp16") as load:
+    with Load(server) as load:
         os.kill(hub, signal.SIGKILL)
         statuses = set()
 
@@ -142,7 +145,7 @@ def _a_gateway(server: ServerProcess) -> None:
     """Its own connections break; the other one answers, and a new one shares the port again."""
     gateways = server.processes("halftone:gateway")
     assert len(gateways) == 2
-    with Load(server, "fp16") as load:
+    with Load(server) as load:
         time.sleep(0.5)
         os.kill(gateways[0], signal.SIGKILL)
         wait_until(lambda: len(server.processes("halftone:gateway")) == 2)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import client
 import numpy as np
 import pytest
-from server_process import ServerProcess
+from server_process import ServerProcess, ready_server
 
 CONFIG = """
 models:
@@ -40,13 +40,8 @@ CHECKED_AFTER_S = 40.0
 @pytest.fixture(scope="module")
 def card(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server with a rehearsed 910A."""
-    process = ServerProcess(tmp_path_factory.mktemp("card"), CONFIG)
-    try:
-        process.wait_for_output("Try:")
+    with ready_server(tmp_path_factory.mktemp("card"), CONFIG) as process:
         yield process
-        assert process.interrupt() == 0, process.output
-    finally:
-        process.kill()
 
 
 def test_saturation_shows_in_the_answers(card: ServerProcess) -> None:

@@ -21,7 +21,7 @@ import torch
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parent.parent
 SOURCES = HERE / "stand_in"
-LOCK = REPOSITORY / "requirements" / "simulated-card.lock"
+LOCK = REPOSITORY / "requirements" / "torch_npu.lock"
 #: Outside the virtual environment, where an installed torch_npu would break `import torch`.
 FOLDER = REPOSITORY / "build" / "simulated-card"
 

@@ -39,13 +39,8 @@ def serving(
     config = CONFIG + "".join(f"      {tier}\n" for tier in tiers)
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), environment["PYTHONPATH"]])
     environment[networks.TRIGGER] = str(folder / "trigger")
-    server = server_process.ServerProcess(folder, config, environment=environment)
-    try:
-        server.wait_for_output("Try:")
+    with server_process.ready_server(folder, config, environment) as server:
         yield server
-        assert server.interrupt() == 0, server.output
-    finally:
-        server.kill()
 
 
 def ask(server: server_process.ServerProcess, x: np.ndarray, tier: str = "fp16") -> client.Reply:

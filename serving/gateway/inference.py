@@ -1,0 +1,212 @@
+"""One inference: a request for a model becomes rows of the tier that it declared, and a reply."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from serving.config import ServerConfig
+from serving.errors import (
+    BadHeader,
+    BadPrecision,
+    Deadline,
+    ModelError,
+    NonfiniteOutput,
+    RequestError,
+    UnsupportedMedia,
+    quote,
+)
+from serving.gateway.model import Lane, ServedModel
+from serving.gateway.routes import VERSION
+from serving.models.source import ModelSource
+from serving.observe.metrics import OTHER, GatewayMetrics
+from serving.protocol.compression import decompress
+from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response
+from serving.protocol.oip import InferRequest, decode_infer, encode_infer
+from serving.routing.declaration import declared_precision
+from serving.routing.policy import Decision
+from serving.tensors import Tensors
+
+#: Threads for a model's own preprocessing. It holds the GIL or computes; more would not help.
+PREPROCESSING_THREADS = 2
+_CONTENT_TYPES = frozenset({"", "application/json", "application/octet-stream"})
+_US_PER_S = 1_000_000
+_MAX_TIMEOUT_US = 2**63
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """What is known about a request so far: for its metrics, its log lines and its error."""
+
+    request_id: str
+    started_s: float
+    model: str = OTHER
+    lane: Lane | None = None
+
+
+class Inference:
+    """Answers inference requests. All methods run on one event loop."""
+
+    def __init__(self, server: ServerConfig, models: Iterable[str], metrics: GatewayMetrics) -> None:
+        """`models`: the names of all that are served."""
+        self._server = server
+        self._metrics = metrics
+        # Threads of its own for each model: one that is slow delays no other.
+        self._preprocessing = {
+            name: ThreadPoolExecutor(PREPROCESSING_THREADS, f"preprocess-{name}") for name in models
+        }
+
+    async def answer(self, model: ServedModel, request: Request, context: RequestContext) -> Response:
+        """Decode, route, compute, encode.
+
+        Args:
+            model: what the request's path names.
+            request: as it came.
+            context: learns the request's id and lane as soon as they are known.
+
+        Raises:
+            RequestError: the request is refused, or its answer cannot be had.
+        """
+        started_s = asyncio.get_running_loop().time()
+        infer = decode_infer(
+            self._plain_body(request),
+            _json_length(request.headers),
+            model.ready_signature(),
+            max_rows=model.max_rows,
+        )
+        if infer.id and request.headers.get(REQUEST_ID_HEADER) is None:
+            context.request_id = infer.id
+        decision = self._decide(model, request.headers, infer)
+        lane = context.lane = model.lanes[decision.tier]
+        timeout_s = self._timeout_s(request.headers, infer.parameters)
+        outputs = await self._compute(model, lane, infer, started_s + timeout_s)
+        response = _response(model, lane, decision, infer, outputs)
+        lane.metrics.answered.inc()
+        lane.metrics.request_duration.observe(time.perf_counter() - context.started_s)
+        return response
+
+    def _plain_body(self, request: Request) -> bytes:
+        content_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
+        if content_type not in _CONTENT_TYPES:
+            raise UnsupportedMedia(
+                f"content type {quote(content_type)}; send application/json, or application/octet-stream "
+                "with Inference-Header-Content-Length"
+            )
+        encoding = request.headers.get("content-encoding")
+        if encoding is None:
+            return request.body
+        return decompress(request.body, encoding, self._server.max_body_bytes)
+
+    def _decide(self, model: ServedModel, headers: Headers, infer: InferRequest) -> Decision:
+        verify = headers.get("x-precision-verify")
+        if verify is not None and verify.strip().lower() != "false":
+            raise BadPrecision("X-Precision-Verify is not served yet")
+        declared = declared_precision(headers.get_all("x-precision"), infer.parameters.get("precision"))
+        decision = model.table.decide(declared)
+        self._metrics.routed.labels(model.name, decision.declared, decision.tier, decision.reason).inc()
+        return decision
+
+    def _timeout_s(self, headers: Headers, parameters: Mapping[str, object]) -> float:
+        """The shortest of the server's limit, the header's seconds and OIP's microseconds."""
+        timeouts_s = [self._server.request_timeout_s]
+        header = headers.get("x-request-timeout-seconds")
+        if header is not None:
+            timeouts_s.append(_positive_number(header, "X-Request-Timeout-Seconds"))
+        timeout_us = parameters.get("timeout")
+        if timeout_us is not None:
+            if not isinstance(timeout_us, int) or isinstance(timeout_us, bool) or timeout_us < 0:
+                raise BadHeader("the parameter timeout is a whole number of microseconds")
+            if timeout_us > 0:  # Triton's clients send 0 for none.
+                # JSON's integers have no bound, a float's range has.
+                timeouts_s.append(min(timeout_us, _MAX_TIMEOUT_US) / _US_PER_S)
+        return min(timeouts_s)
+
+    async def _compute(
+        self, model: ServedModel, lane: Lane, infer: InferRequest, deadline_s: float
+    ) -> Tensors:
+        coalescer, _ = lane.ready_coalescer()
+        coalescer.admit(infer.rows)
+        try:
+            tensors = await self._preprocess(model, infer.inputs, deadline_s)
+        except BaseException:
+            coalescer.release(infer.rows)
+            raise
+        outputs = await coalescer.submit(tensors, infer.rows, deadline_s)
+        for array in outputs.values():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise NonfiniteOutput("the model's answer holds NaN or infinity for this input")
+        return outputs
+
+    async def _preprocess(self, model: ServedModel, inputs: Tensors, deadline_s: float) -> Tensors:
+        if not model.preprocesses or model.source is None:
+            return inputs
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                outcome = await loop.run_in_executor(
+                    self._preprocessing[model.name], _preprocessed, model.source, inputs
+                )
+        except TimeoutError:
+            raise Deadline("the request's time ran out while it was preprocessed") from None
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome
+
+
+def _preprocessed(source: ModelSource, inputs: Tensors) -> Tensors | RequestError:
+    """The source's `preprocess`, or what to tell the client. Runs on a worker thread.
+
+    It is foreign code: SystemExit and StopIteration, raised through a future, would end the
+    gateway or never arrive.
+    """
+    try:
+        return source.preprocess(inputs)
+    except RequestError as error:
+        return error
+    except BaseException as error:
+        failed = ModelError("the model's preprocessing failed")
+        failed.__cause__ = error
+        return failed
+
+
+def _response(
+    model: ServedModel, lane: Lane, decision: Decision, infer: InferRequest, outputs: Tensors
+) -> Response:
+    effective = lane.description.effective if lane.description else ""
+    facts = {
+        "precision_tier": decision.tier,
+        "precision_effective": effective,
+        "precision_reason": decision.reason,
+    }
+    headers, body = encode_infer(model.name, VERSION, infer, outputs, facts)
+    headers += [
+        ("x-precision-tier", decision.tier),
+        ("x-precision-effective", effective),
+        ("x-precision-reason", decision.reason),
+    ]
+    return Response(200, headers, body)
+
+
+def _json_length(headers: Headers) -> int | None:
+    value = headers.get("inference-header-content-length")
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdigit() and len(value) <= 19):  # noqa: PLR2004  Below 2^63.
+        raise BadHeader("Inference-Header-Content-Length is a whole number of bytes")
+    return int(value)
+
+
+def _positive_number(text: str, name: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise BadHeader(f"{name} is a number above zero")
+    return number
