@@ -26,8 +26,10 @@ MAX_NESTING = 100
 _SCAN_BYTES = 1 << 20
 #: Parameters become Python objects, many times their size; a tensor does not.
 MAX_PARAMETERS_BYTES = 65_536
-#: Checked before the JSON is parsed, by counting what every tensor needs.
+#: Checked before the JSON is parsed, by counting the keys that every input has. Text that is to
+#: be computed on may hold such a word often, but hardly all of them.
 MAX_TENSORS = 1024
+_TENSOR_KEYS = (b'"name"', b'"datatype"', b'"shape"')
 
 
 class TensorHeader(msgspec.Struct):
@@ -81,7 +83,7 @@ def decode_envelope(text: bytes) -> Envelope:
         NonfiniteInput: It holds NaN, Infinity, or a number beyond a double's range.
         BadJson: It is not UTF-8 JSON, or not of the protocol's form.
         BadShape, BadType, BadTensor, BadHeader: That field is missing or has another form.
-        TooLarge: It names more than `MAX_TENSORS` tensors.
+        TooLarge: It describes more than `MAX_TENSORS` tensors.
     """
     if is_too_deep(text):
         raise TooDeep(f"the JSON is nested more than {MAX_NESTING} levels deep")
@@ -89,8 +91,8 @@ def decode_envelope(text: bytes) -> Envelope:
         if not text.isascii():
             # The parser checks only the strings that it keeps.
             text.decode("utf-8")
-        if text.count(b'"name"') > MAX_TENSORS:
-            raise TooLarge(f"the request names more than {MAX_TENSORS} tensors")
+        if min(text.count(key) for key in _TENSOR_KEYS) > MAX_TENSORS:
+            raise TooLarge(f"the request describes more than {MAX_TENSORS} tensors")
         return _ENVELOPE.decode(text)
     except msgspec.ValidationError as error:
         raise _form_error(str(error)) from None

@@ -17,6 +17,7 @@ from serving.errors import (
     BadType,
     NonfiniteInput,
     TooDeep,
+    TooLarge,
 )
 from serving.protocol.oip_envelope import (
     MAX_NESTING,
@@ -223,3 +224,21 @@ def test_parameters_out_of_range() -> None:
     """Infinity by another name."""
     with pytest.raises(NonfiniteInput):
         decode_parameters(msgspec.Raw(b'{"a":1e999}'))
+
+
+def test_more_tensors_than_any_model_has_are_refused_before_they_are_parsed() -> None:
+    """By their keys; a word in the data that is spelt as a key counts for nothing."""
+    tensor = '{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}'
+    with pytest.raises(TooLarge, match="more than 1024 tensors"):
+        decode_envelope(f'{{"inputs": [{",".join([tensor] * 1025)}]}}'.encode())
+    words = ",".join(['"name"'] * 5000)
+    text = f'{{"inputs": [{{"name": "t", "datatype": "BYTES", "shape": [5000], "data": [{words}]}}]}}'
+    assert decode_envelope(text.encode()).inputs[0].shape == [5000]
+
+
+def test_parameters_beyond_their_limit_are_refused() -> None:
+    """They would become Python objects of many times their size."""
+    many = ",".join(f'"p{n}": {n}' for n in range(10_000))
+    envelope = decode_envelope(f'{{"inputs": [], "parameters": {{{many}}}}}'.encode())
+    with pytest.raises(TooLarge, match="parameters are larger"):
+        decode_parameters(envelope.parameters)
