@@ -101,6 +101,11 @@ class Service:
         """Inference requests that have no response yet."""
         return self._inflight_requests
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new inference is refused."""
+        return self._draining
+
     def drain(self) -> None:
         """From now on: not ready, and no new inference. What is in flight is finished."""
         self._draining = True

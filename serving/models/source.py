@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class ModelSource(ABC):
     """A model with its signature, preprocessing and examples.
 
-    One instance is made per process with no arguments. `preprocess` and `collate` run on
-    a gateway's worker thread; `build` and the module run in a tier's process.
+    One instance is made per process with no arguments. `preprocess` runs on a gateway's worker
+    threads; `batch_key` and `collate` run on its event loop, so they must be quick; `build` and
+    the module run in a tier's process.
     """
 
     #: What requests send and get; used where the config declares no inputs and outputs.

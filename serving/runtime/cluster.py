@@ -89,7 +89,10 @@ def _address(server: ServerConfig) -> tuple[int, int, int, str, tuple[str, int]]
 
 @contextmanager
 def local_cluster(config: Config) -> Iterator[None]:
-    """A Ray cluster on loopback with a token of its own, in a folder that is removed after it.
+    """A Ray cluster with a token of its own, in a folder that is removed after it.
+
+    It listens on loopback, but for the gRPC port that Serve opens in each replica on every
+    address; that one asks for the token too.
 
     Raises:
         ConfigError: a tier asks for resources that this machine does not have.

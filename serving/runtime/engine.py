@@ -25,7 +25,7 @@ from serving.models.source import ModelSource
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Device, open_device
 from serving.numerics.precision import PrecisionSpec
-from serving.numerics.probe import Attestation, admit, attest
+from serving.numerics.probe import admit, attest
 from serving.numerics.tier_module import TierModule
 from serving.runtime.tier_plan import TierPlan
 from serving.tensors import Array, Tensors, TensorSpec, row_count, slice_rows
@@ -49,7 +49,6 @@ class Engine:
     spec: PrecisionSpec
     device: Device
     module: TierModule
-    attestation: Attestation
     description: TierDescription
     #: The model's examples, preprocessed, and what they gave at start.
     example: Tensors
@@ -91,7 +90,7 @@ class Engine:
             switches=dict(device.switches),
             measured={name: str(value) for name, value in asdict(attestation).items()},
         )
-        engine = cls(source, spec, device, converted, attestation, description, example, {})
+        engine = cls(source, spec, device, converted, description, example, {})
         engine.known_answer = engine.repeatable_answer()
         return engine
 

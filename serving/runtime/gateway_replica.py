@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry
@@ -37,18 +38,23 @@ HUB_TIMEOUT_S = 2.0
 class HubMetrics:
     """The merged metrics, fetched from the hub with this gateway's own figures up to date."""
 
-    def __init__(self, hub: DeploymentHandle, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, hub: DeploymentHandle, registry: CollectorRegistry, service: Callable[[], Service]
+    ) -> None:
+        """`service`: the gateway's own, asked at each beat for what it is doing at that moment."""
         self._push = hub.options(method_name="push")
         self._render = hub.options(method_name="push_and_render")
         self._merge = hub.options(method_name="push_and_merge")
         self._registry = registry
         # Unique to this life of this process, wherever it runs.
         self._process = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns()}"
-        self.inflight_requests = 0
-        self.draining = False
+        self._service = service
 
     def _beat(self) -> Beat:
-        return Beat(self._process, take_snapshot(self._registry), self.inflight_requests, self.draining)
+        service = self._service()
+        return Beat(
+            self._process, take_snapshot(self._registry), service.inflight_requests, service.is_draining
+        )
 
     async def page(self, openmetrics: bool) -> bytes:
         """The rendered page."""
@@ -94,7 +100,7 @@ class GatewayReplica:
             for model in config.models
         }
         tokens = load_tokens(server.tokens_file) if server.tokens_file else None
-        self._hub = HubMetrics(hub, metrics.registry)
+        self._hub = HubMetrics(hub, metrics.registry, lambda: self._service)
         self._service = Service(server, models, metrics, Authenticator(tokens), self._hub)
         app = RsgiApp(
             self._service.handle,
@@ -112,15 +118,13 @@ class GatewayReplica:
 
     async def _beat(self) -> None:
         while True:
-            self._hub.inflight_requests = self._service.inflight_requests
             try:
                 drain = await self._hub.push()
             except Exception as error:
                 logger.warning("the hub did not take the metrics: %r", error)
             else:
-                if drain and not self._hub.draining:
+                if drain and not self._service.is_draining:
                     self._service.drain()
-                    self._hub.draining = True
                     continue  # Say so at once.
             await asyncio.sleep(BEAT_INTERVAL_S)
 

@@ -7,7 +7,14 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from serving.errors import DeviceLost, HalftoneError, NotReady, PrecisionUnavailable, RequestError
+from serving.errors import (
+    DeviceLost,
+    DeviceOutOfMemory,
+    HalftoneError,
+    NotReady,
+    PrecisionUnavailable,
+    RequestError,
+)
 from serving.gateway.tier_client import BatchResult, TierDescription, TierReport
 from serving.models.resolve import CallableSource
 from serving.runtime.engine import Engine, open_plan_source
@@ -110,6 +117,10 @@ class TierReplica:
             try:
                 self._failure = await loop.run_in_executor(self._device_thread, engine.altered)
                 broken = await loop.run_in_executor(self._device_thread, engine.broken)
+            except DeviceOutOfMemory as error:
+                # Memory is short, which proves nothing against the device; it is asked again.
+                logger.warning("%s: no room for its known answer: %s", self._name, error)
+                broken = None
             except Exception as error:
                 broken = f"{type(error).__name__}: {error}"
             if self._failure is not None:
