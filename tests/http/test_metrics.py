@@ -58,6 +58,11 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 5.0) -> bool:
     return True
 
 
+def settle() -> None:
+    """Let both gateways' beats pass: what was asked before is on the page."""
+    time.sleep(1.2)
+
+
 def test_every_metric_has_its_type_and_labels(server: ServerProcess) -> None:
     """Names, types and labels of the contract; nothing else under our prefix."""
     server.call("POST", ECHO, b"{")
@@ -74,6 +79,7 @@ def test_every_metric_has_its_type_and_labels(server: ServerProcess) -> None:
 def test_requests_of_all_gateways_are_counted_once(server: ServerProcess) -> None:
     """Requests over many connections reach both gateways; the totals are what was sent."""
     body = client.infer_body("x", np.ones((3, 128)))
+    settle()
     before = {
         name: total(server, name, model="echo", tier="fp32")
         for name in ("halftone_requests_total", "halftone_rows_total")
@@ -106,6 +112,7 @@ def test_refusals_are_counted_by_reason(server: ServerProcess) -> None:
             total(server, "halftone_requests_total", model="other", code="404"),
         )
 
+    settle()
     before = refused()
     server.call("POST", ECHO, client.infer_body("x", np.ones((1, 128))), x_precision="nope")
     server.call("POST", "/v2/models/nobody/infer", b"{}")
