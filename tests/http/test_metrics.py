@@ -67,6 +67,7 @@ def test_every_metric_has_its_type_and_labels(server: ServerProcess) -> None:
     """Names, types and labels of the contract; nothing else under our prefix."""
     server.call("POST", ECHO, b"{")
     server.call("POST", ECHO, client.infer_body("x", np.ones((1, 128))))
+    settle()
     page = server.call("GET", "/metrics").body.decode()
     found = {family.name: family for family in text_string_to_metric_families(page)}
     assert set(found) == set(CONTRACT)
