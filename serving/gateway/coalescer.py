@@ -1,9 +1,10 @@
 """The coalescer: rows of many requests become batches of one tier.
 
-An idle replica gets whatever is queued at once. While every replica computes, the next
-batch is prepared: it leaves when it is full, or when its oldest row has waited
-`max_wait_s`, and at most `BATCHES_PER_REPLICA` batches per replica are under way, so
-that the device never waits for a call and the queue stays here, where it is bounded.
+An idle replica gets whatever is queued, once the event loop has read what came in together.
+While every replica computes, the next batch is prepared: it leaves when it is full, or when its
+oldest row has waited as long as the `Pacer` says, and at most `BATCHES_PER_REPLICA` batches per
+replica are under way, so that the device never waits for a call and the queue stays here, where
+it is bounded.
 
 A request of many rows is split over batches and joined again. It takes turns with the
 requests behind it, one batch at a time, so that it cannot starve them.
@@ -21,6 +22,7 @@ from typing import Protocol
 import numpy as np
 
 from serving.errors import Deadline, InternalError, ModelError, Overloaded, RequestError, TooLarge
+from serving.gateway.pacing import Pacer
 from serving.gateway.tier_client import BatchResult, TierClient
 from serving.tensors import Tensors, slice_rows
 
@@ -56,6 +58,8 @@ class Limits:
     max_wait_s: float
     max_queue_rows: int
     replicas: int
+    #: For a row from arrival to answer; batches are kept small enough for it.
+    target_s: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +114,9 @@ class Coalescer:
         self._reserved_rows = 0
         self._inflight_batches = 0
         self._inflight_rows = 0
+        self._pacer = Pacer(limits.max_rows, limits.max_wait_s, limits.target_s)
+        #: The next look at the queues: soon, or when a batch has waited for long enough.
+        self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._drain_rows_per_s = 0.0
@@ -167,7 +174,8 @@ class Coalescer:
         request = _Pending(tensors, rows, key, arrived_s, arrived_s, loop.create_future())
         expiry = loop.call_at(deadline_s, self._expire, request)
         self._queues.setdefault(key, deque()).append(request)
-        self._pump()
+        if self._soon is None:
+            self._soon = loop.call_soon(self._pump)
         try:
             return await request.done
         finally:
@@ -218,6 +226,9 @@ class Coalescer:
 
     def _pump(self) -> None:
         """Send every batch that may leave now; set the timer for the one that may leave next."""
+        if self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -227,7 +238,7 @@ class Coalescer:
             if not self._may_leave(queue, now_s):
                 full = next((q for q in self._queues.values() if self._is_full(q)), None)
                 if full is None:
-                    leaves_s = queue[0].turn_s + self._limits.max_wait_s
+                    leaves_s = queue[0].turn_s + self._pacer.wait_s
                     self._timer = asyncio.get_running_loop().call_at(leaves_s, self._pump)
                     return
                 queue = full
@@ -240,21 +251,21 @@ class Coalescer:
             return True
         # The timer may fire a clock tick early; without the slack it would be set again and again.
         waited_s = now_s - queue[0].turn_s + 1e-4
-        return waited_s >= self._limits.max_wait_s or self._is_full(queue)
+        return waited_s >= self._pacer.wait_s or self._is_full(queue)
 
     def _is_full(self, queue: deque[_Pending]) -> bool:
-        rows = 0
+        rows, full_rows = 0, self._pacer.rows
         for request in queue:
             rows += request.rows - request.next_row
-            if rows >= self._limits.max_rows:
+            if rows >= full_rows:
                 return True
         return False
 
     def _take(self, queue: deque[_Pending], now_s: float) -> list[_Slice]:
-        """Up to `max_rows` rows off the queue, oldest requests first, each at most once."""
+        """A batch's rows off the queue, oldest requests first, each at most once."""
         key = queue[0].key
         slices: list[_Slice] = []
-        room = self._limits.max_rows
+        room = self._pacer.rows
         for _ in range(len(queue)):
             if room == 0:
                 break
@@ -303,9 +314,13 @@ class Coalescer:
 
     async def _compute(self, slices: list[_Slice]) -> None:
         """Compute a batch. Where the model raises, find out for whose rows, by halves."""
+        loop = asyncio.get_running_loop()
         try:
-            result = await self._client.run(self._collated(slices))
+            batch = self._collated(slices)
+            sent_s = loop.time()
+            result = await self._client.run(batch)
             rows = sum(piece.stop - piece.start for piece in slices)
+            self._pacer.note(rows, result.compute_s, loop.time() - sent_s)
             _scatter(slices, rows, result)
             self._recorder.batch(rows, result.compute_s)
         except ModelError as error:

@@ -79,6 +79,7 @@ class Inference:
             _json_length(request.headers),
             model.ready_signature(),
             max_rows=model.max_rows,
+            heads=model.heads,
         )
         if infer.id and request.headers.get(REQUEST_ID_HEADER) is None:
             context.request_id = infer.id
@@ -109,7 +110,7 @@ class Inference:
             raise BadPrecision("X-Precision-Verify is not served yet")
         declared = declared_precision(headers.get_all("x-precision"), infer.parameters.get("precision"))
         decision = model.table.decide(declared)
-        self._metrics.routed.labels(model.name, decision.declared, decision.tier, decision.reason).inc()
+        model.routed(decision).inc()
         return decision
 
     def _timeout_s(self, headers: Headers, parameters: Mapping[str, object]) -> float:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from prometheus_client import Counter
+
 from serving.config import ModelConfig
 from serving.errors import NotReady, PrecisionUnavailable
 from serving.gateway.coalescer import Coalescer, Limits
 from serving.gateway.tier_client import TierClient, TierDescription
 from serving.models.source import ModelSource
 from serving.observe.metrics import GatewayMetrics
-from serving.routing.policy import RoutingTable
+from serving.protocol.oip import HeadCache
+from serving.routing.policy import Decision, RoutingTable
 from serving.tensors import Signature, Tensors
 
 #: The problem of a tier that no replica has reported on yet.
@@ -119,6 +122,10 @@ class ServedModel:
         self.config = config
         self.name = config.name
         self.table = RoutingTable.of(config)
+        self._metrics = metrics
+        self._routed: dict[Decision, Counter] = {}
+        #: What its callers' JSON was found to mean.
+        self.heads = HeadCache()
         self.lanes = {tier: Lane(config, tier, client, metrics) for tier, client in clients.items()}
         #: The most rows that any of its queues could hold.
         self.max_rows = max(tier.max_queue_rows for tier in config.tiers.values())
@@ -128,6 +135,16 @@ class ServedModel:
         self.example: Tensors = {}
         #: Whether requests need the source's own preprocessing, off the event loop.
         self.preprocesses = False
+
+    def routed(self, decision: Decision) -> Counter:
+        """The counter of requests with this decision, bound to its labels once."""
+        counter = self._routed.get(decision)
+        if counter is None:
+            counter = self._metrics.routed.labels(
+                self.name, decision.declared, decision.tier, decision.reason
+            )
+            self._routed[decision] = counter
+        return counter
 
     def open(self, source: ModelSource, signature: Signature, example: Tensors) -> None:
         """The source is known: requests can be decoded and rows queued."""

@@ -43,6 +43,11 @@ class Route:
 _MODELS_PREFIX = "/v2/models/"
 
 
+def infer_path(model: str) -> str:
+    """Where a model takes inference requests."""
+    return f"{_MODELS_PREFIX}{model}/infer"
+
+
 def find_route(method: str, path: str) -> Route:
     """The route of a request.
 

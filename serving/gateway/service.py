@@ -6,6 +6,7 @@ Every error becomes its status and the one JSON shape here and nowhere else.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import time
@@ -30,7 +31,7 @@ from serving.gateway import descriptions
 from serving.gateway.auth import Authenticator
 from serving.gateway.inference import Inference, RequestContext
 from serving.gateway.model import ServedModel
-from serving.gateway.routes import OPEN_ROUTES, Route, find_route
+from serving.gateway.routes import OPEN_ROUTES, Route, find_route, infer_path
 from serving.observe.hub import OPENMETRICS_CONTENT_TYPE, PLAIN_CONTENT_TYPE, Family
 from serving.observe.metrics import NO_TIER, GatewayMetrics
 from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response, error_body
@@ -44,6 +45,10 @@ MAX_REQUEST_ID_LENGTH = 128
 CLIENT_GONE = "499"
 
 _T = TypeVar("_T")
+
+#: Made ids: a random start for each process, then counted.
+_ID_PREFIX = os.urandom(4).hex()
+_ids = itertools.count(1)
 
 
 class MetricsSource(Protocol):
@@ -77,6 +82,7 @@ class Service:
         self._authenticator = authenticator
         self._metrics_source = metrics_source
         self._inference = Inference(server, models, metrics)
+        self._infer_routes = {("POST", infer_path(name)): Route("infer", name) for name in models}
         self._inflight_requests = 0
         self._draining = False
         self._routes: dict[str, Callable[[Request, Route], Response | Awaitable[Response]]] = {
@@ -114,7 +120,10 @@ class Service:
         """Answer a request. Never raises but when it is cancelled."""
         context = RequestContext(_request_id(request.headers), time.perf_counter())
         try:
-            route = find_route(request.method, request.path)
+            # Almost every request is an inference, and finding that out can be done once.
+            route = self._infer_routes.get((request.method, request.path))
+            if route is None:
+                route = find_route(request.method, request.path)
             if route.name not in OPEN_ROUTES:
                 self._authenticator.check(request.headers.get_all("authorization"))
             if route.name == "infer":
@@ -246,4 +255,4 @@ def _request_id(headers: Headers | None) -> str:
     given = headers.get(REQUEST_ID_HEADER) if headers is not None else None
     if given and len(given) <= MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable():
         return given
-    return os.urandom(8).hex()
+    return f"{_ID_PREFIX}{next(_ids) & 0xFFFFFFFF:08x}"

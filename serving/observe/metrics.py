@@ -52,6 +52,12 @@ class GatewayMetrics:
         self.batch_rows = Histogram(
             "halftone_batch_rows", "Rows of one batch.", tier, buckets=BATCH_ROWS_BUCKETS, registry=registry
         )
+        self.batches = Counter(
+            "halftone_batches",
+            "Batches sent: directly to a replica, or by a Serve call where none is connected.",
+            (*tier, "via"),
+            registry=registry,
+        )
         self.queue_rows = Gauge(
             "halftone_queue_rows", "Rows admitted and not yet sent to the tier.", tier, registry=registry
         )

@@ -9,6 +9,8 @@ is allocated for it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -38,11 +40,14 @@ from serving.tensors import (
     element_count,
 )
 
-__all__ = ["InferRequest", "JsonScalar", "OutputRequest", "decode_infer", "encode_infer"]
+__all__ = ["HeadCache", "InferRequest", "JsonScalar", "OutputRequest", "decode_infer", "encode_infer"]
 
 #: Where the JSON of a binary body ends, in bytes.
 JSON_LENGTH_HEADER = "inference-header-content-length"
 MAX_ID_LENGTH = 128
+#: Bound what clients can make a `HeadCache` hold: 1 MiB of text.
+MAX_CACHED_HEADS = 512
+MAX_CACHED_HEAD_BYTES = 2048
 
 _DTYPE_NAMES = {dtype.str: name for name, dtype in DTYPES.items()}
 _MAX_ITEM_BYTES = 8
@@ -57,6 +62,7 @@ def decode_infer(
     *,
     max_rows: int | None = None,
     allow_nonfinite: Collection[str] = (),
+    heads: HeadCache | None = None,
 ) -> InferRequest:
     """Decode the body of an inference request.
 
@@ -66,6 +72,7 @@ def decode_infer(
         signature: What the model takes and gives.
         max_rows: Rows that a request may have, checked before its elements are parsed.
         allow_nonfinite: Inputs that may hold NaN and infinity (JSON cannot express them).
+        heads: Heads decoded before, for this signature and `max_rows`.
 
     Raises:
         BadJson: The JSON is malformed, or not of the protocol's form.
@@ -79,21 +86,71 @@ def decode_infer(
     """
     if json_length is not None and not 0 <= json_length <= len(body):
         raise BadHeader("Inference-Header-Content-Length is not within the body")
-    envelope = decode_envelope(body if json_length is None else body[:json_length])
+    text = body if json_length is None else body[:json_length]
+    head = heads.get(text) if heads is not None else None
+    if head is None:
+        head = _decode_head(text, signature, max_rows)
+        if heads is not None:
+            heads.put(text, head)
+    reader = BinaryReader(body, len(text))
+    arrays = {
+        spec.name: _decode_tensor(header, spec, reader, spec.name in allow_nonfinite)
+        for header, spec in head.inputs
+    }
+    reader.finish()
+    if len(arrays) > 1:
+        arrays = {spec.name: arrays[spec.name] for spec in signature.inputs}
+    return InferRequest(head.id, arrays, head.rows, head.parameters, head.outputs)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """The JSON part of a request, held against the signature. Shared by requests: never changed."""
+
+    id: str | None
+    inputs: tuple[tuple[TensorHeader, TensorSpec], ...]
+    rows: int
+    parameters: Mapping[str, JsonScalar]
+    outputs: tuple[OutputRequest, ...]
+
+    @property
+    def has_elements(self) -> bool:
+        """Whether elements of a tensor stand in it."""
+        return any(header.data is not msgspec.UNSET for header, _ in self.inputs)
+
+
+class HeadCache:
+    """Heads by their exact bytes, the newest `MAX_CACHED_HEADS`.
+
+    A caller of the binary extension sends the same JSON with other tensors behind it again and
+    again. What the JSON means depends on its bytes and the signature alone.
+    """
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, RequestHead] = {}
+
+    def get(self, text: bytes) -> RequestHead | None:
+        """The head that these bytes were found to mean before."""
+        return self._heads.get(text) if len(text) <= MAX_CACHED_HEAD_BYTES else None
+
+    def put(self, text: bytes, head: RequestHead) -> None:
+        """Remember a head, unless it is long or holds elements: those differ each time."""
+        if len(text) > MAX_CACHED_HEAD_BYTES or head.has_elements:
+            return
+        if len(self._heads) >= MAX_CACHED_HEADS:
+            del self._heads[next(iter(self._heads))]
+        self._heads[text] = head
+
+
+def _decode_head(text: bytes, signature: Signature, max_rows: int | None) -> RequestHead:
+    envelope = decode_envelope(text)
     request_id = _checked_id(envelope.id)
     parameters = decode_parameters(envelope.parameters)
     specs = _matched_specs(envelope.inputs, signature)
     rows = _checked_rows(envelope.inputs, specs, max_rows)
     outputs = _requested_outputs(envelope, signature, parameters)
-
-    reader = BinaryReader(body, len(body) if json_length is None else json_length)
-    arrays = {
-        spec.name: _decode_tensor(header, spec, reader, spec.name in allow_nonfinite)
-        for header, spec in zip(envelope.inputs, specs, strict=True)
-    }
-    reader.finish()
-    inputs = {spec.name: arrays[spec.name] for spec in signature.inputs}
-    return InferRequest(request_id, inputs, rows, parameters, outputs)
+    inputs = tuple(zip(envelope.inputs, specs, strict=True))
+    return RequestHead(request_id, inputs, rows, MappingProxyType(parameters), outputs)
 
 
 def _checked_id(request_id: str | None) -> str | None:

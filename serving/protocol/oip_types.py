@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -30,5 +31,5 @@ class InferRequest:
     id: str | None
     inputs: Tensors
     rows: int
-    parameters: dict[str, JsonScalar] = field(default_factory=dict)
+    parameters: Mapping[str, JsonScalar] = field(default_factory=dict)
     outputs: tuple[OutputRequest, ...] = ()

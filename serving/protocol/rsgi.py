@@ -27,6 +27,8 @@ Refuse = Callable[[RequestError, Headers | None], Response]
 MAX_BODY_CHUNKS = 65_536
 #: For the rest of a refused body, before the answer is sent all the same.
 DISCARD_TIMEOUT_S = 1.0
+#: How old a request is before its client is watched and its body's time limit is looked at.
+SWEEP_INTERVAL_S = 0.05
 _STATUSES = range(100, 600)
 
 _log = logging.getLogger(__name__)
@@ -66,7 +68,8 @@ class RsgiApp:
         self._body_timeout_s = body_timeout_s
         self._max_body_chunks = max_body_chunks
         self._cancel_on_disconnect = cancel_on_disconnect
-        self._running: set[asyncio.Task[Any]] = set()
+        self._running: dict[asyncio.Task[Any], _Exchange] = {}
+        self._is_sweeping = False
 
     @property
     def running(self) -> int:
@@ -86,64 +89,77 @@ class RsgiApp:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("RSGI requests must run as asyncio tasks")
-        self._running.add(task)
+        loop = asyncio.get_running_loop()
+        exchange = self._running[task] = _Exchange(proto, task, loop.time())
+        if not self._is_sweeping:
+            self._is_sweeping = True
+            loop.call_later(SWEEP_INTERVAL_S, self._sweep, loop)
         try:
-            response = await self._respond(scope, proto, task)
+            response = await self._respond(scope, exchange)
         finally:
-            self._running.discard(task)
+            del self._running[task]
+            if exchange.gone is not None:
+                exchange.gone.cancel()
         if response is not None:
             _write(proto, response)
 
     __call__ = __rsgi__
 
-    async def _respond(self, scope: Any, proto: Any, task: asyncio.Task[Any]) -> Response | None:
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """End the bodies that are late, and have the server watch clients that wait for long.
+
+        Both cost more than most requests do, so that no request pays until it is this old.
+        """
+        now_s = loop.time()
+        for exchange in tuple(self._running.values()):
+            age_s = now_s - exchange.started_s
+            if age_s < SWEEP_INTERVAL_S:
+                break  # In order of arrival: the others are younger.
+            if exchange.is_reading:
+                if age_s >= self._body_timeout_s:
+                    exchange.end_reading()
+            elif self._cancel_on_disconnect:
+                exchange.watch()
+        self._is_sweeping = bool(self._running)
+        if self._is_sweeping:
+            loop.call_later(SWEEP_INTERVAL_S, self._sweep, loop)
+
+    async def _respond(self, scope: Any, exchange: _Exchange) -> Response | None:
         headers: Headers | None = None
         try:
             headers = read_headers(scope.headers)
-            body = await self._read_body(headers, proto)
-            request = Request(scope.method, scope.path, scope.query_string, headers, body)
-            if self._cancel_on_disconnect:
-                return await self._handle_while_connected(request, proto, task)
-            return await self._handle(request)
+            body = await self._read_body(headers, exchange)
+            return await self._handle(Request(scope.method, scope.path, scope.query_string, headers, body))
+        except asyncio.CancelledError:
+            if not exchange.is_client_gone:
+                raise
+            exchange.task.uncancel()
+            return None
         except RequestError as error:
             return self._refuse(error, headers)
         except Exception:
             _log.exception("unhandled error while answering a request")
             return self._refuse(InternalError("internal error"), headers)
 
-    async def _handle_while_connected(
-        self, request: Request, proto: Any, task: asyncio.Task[Any]
-    ) -> Response | None:
-        def cancel(_: object) -> None:
-            task.cancel()
-
-        gone = proto.client_disconnect()
-        gone.add_done_callback(cancel)
-        try:
-            return await self._handle(request)
-        except asyncio.CancelledError:
-            if not gone.done():
-                raise
-            task.uncancel()
-            return None
-        finally:
-            gone.remove_done_callback(cancel)
-            gone.cancel()
-
-    async def _read_body(self, headers: Headers, proto: Any) -> bytes:
+    async def _read_body(self, headers: Headers, exchange: _Exchange) -> bytes:
         declared = headers.get("content-length")
         chunked = "transfer-encoding" in headers
         if declared is None and not chunked:
             return b""
+        exchange.is_reading = True
         try:
-            async with asyncio.timeout(self._body_timeout_s):
-                if declared is None or chunked:
-                    return await self._read_chunks(headers, proto)
-                return await self._read_declared(declared, headers, proto)
-        except TimeoutError:
+            if declared is None or chunked:
+                return await self._read_chunks(headers, exchange.proto)
+            return await self._read_declared(declared, headers, exchange.proto)
+        except asyncio.CancelledError:
+            if not exchange.is_late:
+                raise
+            exchange.task.uncancel()
             raise BodyTimeout(f"the body did not arrive within {self._body_timeout_s:g} s") from None
         except (ProtocolClosed, ProtocolError):
             raise BadJson("the body ended before it was complete") from None
+        finally:
+            exchange.is_reading = False
 
     async def _read_declared(self, declared: str, headers: Headers, proto: Any) -> bytes:
         # The server has already refused what is no number; it also ends the body at this length.
@@ -190,6 +206,43 @@ class RsgiApp:
 
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._max_body_bytes} bytes")
+
+
+class _Exchange:
+    """One request on its way through the adapter."""
+
+    __slots__ = ("gone", "is_late", "is_reading", "proto", "started_s", "task")
+
+    def __init__(self, proto: Any, task: asyncio.Task[Any], started_s: float) -> None:
+        self.proto = proto
+        self.task = task
+        self.started_s = started_s
+        self.is_reading = False
+        #: Whether reading was ended because it took too long.
+        self.is_late = False
+        #: Done once the client has gone; None until somebody watches.
+        self.gone: Any = None
+
+    @property
+    def is_client_gone(self) -> bool:
+        """Whether the client went away."""
+        return self.gone is not None and self.gone.done()
+
+    def end_reading(self) -> None:
+        """The body is late."""
+        if not self.is_late:
+            self.is_late = True
+            self.task.cancel()
+
+    def watch(self) -> None:
+        """Cancel the request when its client goes away."""
+        if self.gone is None:
+            self.gone = self.proto.client_disconnect()
+            self.gone.add_done_callback(self._client_left)
+
+    def _client_left(self, gone: Any) -> None:
+        if not gone.cancelled():
+            self.task.cancel()
 
 
 def read_headers(rsgi_headers: Any) -> Headers:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
+import os
 
 from ray import serve
 from ray.serve.schema import ApplicationStatus, LoggingConfig
@@ -24,7 +26,7 @@ class RunningApplication:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(http_options={"location": "NoServer"}, logging_config=LoggingConfig(log_level="WARNING"))
         serve.run_many(
-            [serve.RunTarget(build_app(config), name=APP_NAME, route_prefix=None)],
+            [serve.RunTarget(build_app(config, _channel_key()), name=APP_NAME, route_prefix=None)],
             wait_for_applications_running=False,
         )
 
@@ -45,6 +47,11 @@ class RunningApplication:
     def drain(self, timeout_s: float) -> None:
         """Have the gateways refuse new requests, and wait until those in flight are answered."""
         asyncio.run(_drain(timeout_s))
+
+
+def _channel_key() -> bytes:
+    """The secret of this run's data channels, made from the token that this run's Ray asks for."""
+    return hmac.digest(os.environ["RAY_AUTH_TOKEN"].encode(), b"halftone data channel", "sha256")
 
 
 async def _drain(timeout_s: float) -> None:

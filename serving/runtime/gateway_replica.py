@@ -7,14 +7,17 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
 
 from serving import __version__
-from serving.config import Config
+from serving.channel.client import BatchWay, ChannelTierClient
+from serving.channel.endpoint import Endpoint
+from serving.config import Config, ServerConfig
 from serving.gateway.auth import Authenticator, load_tokens
 from serving.gateway.model import Lane, ServedModel
 from serving.gateway.service import Service
@@ -23,8 +26,9 @@ from serving.observe.hub import Family, take_snapshot
 from serving.observe.metrics import GatewayMetrics
 from serving.protocol.rsgi import RsgiApp
 from serving.protocol.server import EmbeddedServer
-from serving.runtime.hub_replica import Beat
+from serving.runtime.hub_replica import Beat, Orders
 from serving.runtime.serve_tier_client import ServeTierClient
+from serving.runtime.tier_plan import deployment_name
 
 logger = logging.getLogger("halftone.gateway")
 
@@ -68,11 +72,11 @@ class HubMetrics:
             families: list[Family] = await self._merge.remote(self._beat())
             return families
 
-    async def push(self) -> bool:
-        """Push the figures. Returns whether to drain."""
+    async def push(self) -> Orders:
+        """Push the figures. Returns what to do."""
         async with asyncio.timeout(HUB_TIMEOUT_S):
-            drain: bool = await self._push.remote(self._beat())
-            return drain
+            orders: Orders = await self._push.remote(self._beat())
+            return orders
 
 
 class GatewayReplica:
@@ -83,18 +87,21 @@ class GatewayReplica:
         config: Config,
         tiers: dict[str, dict[str, DeploymentHandle]],
         hub: DeploymentHandle,
+        channel_key: bytes,
     ) -> None:
         """`tiers`: model -> tier -> handle."""
         server = config.server
         metrics = GatewayMetrics(CollectorRegistry())
         _set_build_info(metrics)
+        self._clients = {
+            deployment_name(model, tier): _tier_client(handle, (model, tier), server, channel_key, metrics)
+            for model, handles in tiers.items()
+            for tier, handle in handles.items()
+        }
         models = {
             model.name: ServedModel(
                 model,
-                {
-                    tier: ServeTierClient(handle, f"{model.name}/{tier}", server.request_timeout_s)
-                    for tier, handle in tiers[model.name].items()
-                },
+                {tier: self._clients[deployment_name(model.name, tier)] for tier in tiers[model.name]},
                 metrics,
             )
             for model in config.models
@@ -119,14 +126,23 @@ class GatewayReplica:
     async def _beat(self) -> None:
         while True:
             try:
-                drain = await self._hub.push()
+                orders = await self._hub.push()
             except Exception as error:
                 logger.warning("the hub did not take the metrics: %r", error)
             else:
-                if drain and not self._service.is_draining:
+                self._connect(orders.endpoints)
+                if orders.drain and not self._service.is_draining:
                     self._service.drain()
                     continue  # Say so at once.
             await asyncio.sleep(BEAT_INTERVAL_S)
+
+    def _connect(self, endpoints: Iterable[Endpoint]) -> None:
+        """Connect to the replicas that the hub knows."""
+        by_tier: dict[str, list[Endpoint]] = {}
+        for endpoint in endpoints:
+            by_tier.setdefault(endpoint.tier, []).append(endpoint)
+        for tier, client in self._clients.items():
+            client.update(by_tier.get(tier, ()))
 
     async def check_health(self) -> None:
         """Raise when the HTTP server or a background task has ended."""
@@ -143,6 +159,22 @@ class GatewayReplica:
                 await task
         if hasattr(self, "_http"):
             await self._http.stop(self._drain_timeout_s)
+        for client in getattr(self, "_clients", {}).values():
+            client.close()
+
+
+def _tier_client(
+    handle: DeploymentHandle,
+    labels: tuple[str, str],
+    server: ServerConfig,
+    key: bytes,
+    metrics: GatewayMetrics,
+) -> ChannelTierClient:
+    """`labels`: model and tier."""
+    name, timeout_s = "/".join(labels), server.request_timeout_s
+    ways = {way: metrics.batches.labels(*labels, way) for way in get_args(BatchWay)}
+    fallback = ServeTierClient(handle, name, timeout_s)
+    return ChannelTierClient(name, fallback, key, timeout_s, lambda way: ways[way].inc())
 
 
 async def _until_known(lanes: list[Lane]) -> None:

@@ -1,9 +1,11 @@
-"""The hub's replica: merges the gateways' metrics, and tells them to drain."""
+"""The hub's replica: merges the gateways' metrics, tells them where replicas listen, and when to drain."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
+from serving.channel.endpoint import Endpoint
 from serving.observe.hub import Family, Hub, Snapshot
 
 
@@ -18,19 +20,42 @@ class Beat:
     draining: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a gateway is told in return."""
+
+    drain: bool
+    #: Replicas that announced themselves lately.
+    endpoints: tuple[Endpoint, ...]
+
+
+#: A replica announces itself every second; one that is silent for this long is not told of.
+ENDPOINT_STALE_AFTER_S = 5.0
+
+
 class HubReplica:
     """One per application, on any node."""
 
     def __init__(self) -> None:
         self._hub = Hub()
         self._gateways: dict[str, Beat] = {}
+        self._endpoints: dict[str, tuple[Endpoint, float]] = {}
         self._draining = False
 
-    async def push(self, beat: Beat) -> bool:
-        """Take a gateway's figures. Returns whether the gateway shall drain."""
+    async def announce(self, endpoint: Endpoint) -> None:
+        """A replica listens there."""
+        self._endpoints[endpoint.replica] = (endpoint, time.monotonic())
+
+    async def push(self, beat: Beat) -> Orders:
+        """Take a gateway's figures and tell it what to do."""
         self._hub.push(beat.process, beat.snapshot)
         self._gateways[beat.process] = beat
-        return self._draining
+        return Orders(self._draining, self._live_endpoints())
+
+    def _live_endpoints(self) -> tuple[Endpoint, ...]:
+        oldest_s = time.monotonic() - ENDPOINT_STALE_AFTER_S
+        self._endpoints = {name: one for name, one in self._endpoints.items() if one[1] >= oldest_s}
+        return tuple(endpoint for endpoint, _ in self._endpoints.values())
 
     async def push_and_render(self, beat: Beat, openmetrics: bool) -> bytes:
         """Take a gateway's figures and return the page of all."""

@@ -35,17 +35,17 @@ class ServeTierClient:
         self._name = name
         self._timeout_s = timeout_s
 
-    async def run(self, batch: Tensors) -> BatchResult:
-        """Compute a batch; see `TierClient.run`."""
+    async def run(self, batch: Tensors, attempts: int = ATTEMPTS) -> BatchResult:
+        """Compute a batch, tried `attempts` times at most; see `TierClient.run`."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._attempt(batch)
+                return await self._attempt(batch, attempts)
         except TimeoutError as error:
             raise TierLost(f"tier {self._name} did not answer within {self._timeout_s:g} s") from error
 
-    async def _attempt(self, batch: Tensors) -> BatchResult:
+    async def _attempt(self, batch: Tensors, attempts: int) -> BatchResult:
         lost: Exception | None = None
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, attempts + 1):
             try:
                 answer: BatchResult | RequestError = await self._run.remote(batch)
             except (RayError, RayServeException) as error:

@@ -50,7 +50,12 @@ class TierPlan:
     @property
     def deployment_name(self) -> str:
         """Its name in Serve, unique over models and tiers."""
-        return f"{self.model.name}:{self.tier}"  # No name holds a colon.
+        return deployment_name(self.model.name, self.tier)
+
+
+def deployment_name(model: str, tier: str) -> str:
+    """A tier's name in Serve, unique over models and tiers: no name holds a colon."""
+    return f"{model}:{tier}"
 
 
 def plan_tiers(config: Config, cores: int | None = None) -> list[TierPlan]:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ipaddress
 import logging
 import os
+import secrets
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
+import ray
+from ray.serve.handle import DeploymentHandle
+
+from serving.channel.server import ChannelServer
 from serving.errors import (
     DeviceLost,
     DeviceOutOfMemory,
@@ -29,6 +37,22 @@ CHECK_INTERVAL_S = 10.0
 EXIT_DELAY_S = 0.05
 
 
+#: Between two announcements of where this replica listens.
+ANNOUNCE_INTERVAL_S = 1.0
+ANNOUNCE_TIMEOUT_S = 2.0
+#: For batches under way when the replica is told to stop.
+CLOSE_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelPlan:
+    """What a replica's data channel needs to know."""
+
+    key: bytes
+    #: Batches under way at most, of all gateways together.
+    max_inflight: int
+
+
 class TierReplica:
     """Loads a tier and computes its batches.
 
@@ -37,8 +61,11 @@ class TierReplica:
     altered after the start. A replica whose device failed ends, and Serve starts another.
     """
 
-    def __init__(self, plan: TierPlan) -> None:
+    def __init__(self, plan: TierPlan, channel: ChannelPlan, hub: DeploymentHandle) -> None:
         self._plan = plan
+        self._channel_plan = channel
+        self._announce = hub.options(method_name="announce")
+        self._channel = ChannelServer(self.run, channel.key, max_inflight=channel.max_inflight)
         self._name = f"tier {plan.tier} of {plan.model.name}"
         self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
         self._engine: Engine | None = None
@@ -58,7 +85,7 @@ class TierReplica:
             self._failure = f"{type(error).__name__}: {error}"
         if reason := self._failure or self._unavailable:
             logger.error("%s: %s", self._name, reason)
-        self._checks: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def _load(self) -> None:
         source = open_plan_source(self._plan)
@@ -86,7 +113,7 @@ class TierReplica:
 
     async def report(self) -> TierReport:
         """What this replica is, or why it does not serve."""
-        self._start_checks()
+        self._start_tasks()
         if self._engine is not None and self._failure is None:
             description = self._engine.description
         else:
@@ -101,14 +128,43 @@ class TierReplica:
 
     async def check_health(self) -> None:
         """Serve asks now and then: the replica is well unless its device is not."""
-        self._start_checks()
+        self._start_tasks()
         if self._engine is not None and self._engine.device.poisoned:
             raise DeviceLost("the device failed")
 
-    def _start_checks(self) -> None:
-        """Start the periodic checks, once: a replica is made outside of its event loop."""
-        if self._checks is None and self._engine is not None:
-            self._checks = asyncio.get_running_loop().create_task(self._check_again_and_again(self._engine))
+    def _start_tasks(self) -> None:
+        """Start what runs beside requests, once: a replica is made outside of its event loop."""
+        if self._engine is None or self._tasks:
+            return
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._check_again_and_again(self._engine)),
+            loop.create_task(self._serve_channel()),
+        ]
+
+    async def _serve_channel(self) -> None:
+        """Listen for gateways, and say where, again and again: the hub may be a new one."""
+        replica = f"{self._plan.deployment_name}#{secrets.token_hex(8)}"
+        endpoint = await self._channel.start(self._plan.deployment_name, replica, _tcp_host())
+        while True:
+            try:
+                async with asyncio.timeout(ANNOUNCE_TIMEOUT_S):
+                    await self._announce.remote(endpoint)
+            except Exception as error:
+                logger.warning("%s: the hub did not take its address: %r", self._name, error)
+            await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+
+    async def close(self) -> None:
+        """Finish what gateways have sent, and take nothing more."""
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._channel.close(CLOSE_TIMEOUT_S)
+
+    async def __del__(self) -> None:  # Serve awaits it when the replica stops.
+        if hasattr(self, "_tasks"):  # It was made.
+            await self.close()
 
     async def _check_again_and_again(self, engine: Engine) -> None:
         loop = asyncio.get_running_loop()
@@ -134,3 +190,9 @@ class TierReplica:
         logger.error("%s ends, to be replaced: %s", self._name, reason)
         self._failure = self._failure or reason
         asyncio.get_running_loop().call_later(EXIT_DELAY_S, os._exit, 1)
+
+
+def _tcp_host() -> str | None:
+    """The address at which other nodes reach this one; None on a cluster of one node."""
+    address: str = ray.util.get_node_ip_address()
+    return None if ipaddress.ip_address(address).is_loopback else address

@@ -20,6 +20,7 @@ CONTRACT = {
     "halftone_compute_duration_seconds": ("histogram", {"model", "tier", "le"}),
     "halftone_rows": ("counter", {"model", "tier"}),
     "halftone_batch_rows": ("histogram", {"model", "tier", "le"}),
+    "halftone_batches": ("counter", {"model", "tier", "via"}),
     "halftone_queue_rows": ("gauge", {"model", "tier"}),
     "halftone_inflight_rows": ("gauge", {"model", "tier"}),
     "halftone_routed": ("counter", {"model", "declared", "tier", "reason"}),
@@ -75,6 +76,22 @@ def test_every_metric_has_its_type_and_labels(server: ServerProcess) -> None:
         assert found[name].type == kind
         seen = {label for sample in found[name].samples for label in sample.labels}
         assert seen == labels, name
+
+
+def test_batches_go_to_their_replica_directly(server: ServerProcess) -> None:
+    """The Serve handle is for the times when no replica is connected."""
+
+    def sent(via: str) -> float:
+        return total(server, "halftone_batches_total", model="echo", tier="fp32", via=via)
+
+    settle()
+    before = {via: sent(via) for via in ("direct", "serve")}
+    for _ in range(20):
+        answer = server.call("POST", ECHO, client.infer_body("x", np.ones((1, 128))), x_precision="fp32")
+        assert answer.status == 200
+    settle()
+    assert sent("direct") == before["direct"] + 20
+    assert sent("serve") == before["serve"]
 
 
 def test_requests_of_all_gateways_are_counted_once(server: ServerProcess) -> None:

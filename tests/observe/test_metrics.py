@@ -13,6 +13,7 @@ CONTRACT = {
     "halftone_compute_duration_seconds": ("histogram", TIER),
     "halftone_rows": ("counter", TIER),
     "halftone_batch_rows": ("histogram", TIER),
+    "halftone_batches": ("counter", (*TIER, "via")),
     "halftone_queue_rows": ("gauge", TIER),
     "halftone_inflight_rows": ("gauge", TIER),
     "halftone_routed": ("counter", ("model", "declared", "tier", "reason")),
