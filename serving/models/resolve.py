@@ -43,9 +43,14 @@ class CallableSource(ModelSource):
         return module
 
     def examples(self) -> Tensors:
-        """Inputs made from the signature: a fixed seed, small values."""
-        generator = np.random.default_rng(0)
-        return {spec.name: _example(spec, generator) for spec in self.signature.inputs}
+        """Inputs made from the signature."""
+        return examples_of(self.signature)
+
+
+def examples_of(signature: Signature) -> Tensors:
+    """Two rows of each input: a fixed seed, small values."""
+    generator = np.random.default_rng(0)
+    return {spec.name: _example(spec, generator) for spec in signature.inputs}
 
 
 def _example(spec: TensorSpec, generator: np.random.Generator) -> Any:

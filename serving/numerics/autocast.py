@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from serving.numerics.cube import Cube
-from serving.numerics.emulation import Islands, Rounder
+from serving.numerics.cube import ATTENTION, Cube
+from serving.numerics.emulation import Islands, Rounder, unfused_attention
 from serving.numerics.operands import Operands
 from serving.numerics.operators import FOLLOWING, LOWERED, WIDENED, Plan, Rule, plan_of, plans, tensors_in
 from serving.numerics.rounding import rounded
@@ -96,7 +96,11 @@ class AutocastOperators(TorchDispatchMode):
         if plan.name in _IN_PARTS:
             with self:
                 return func.decompose(*args, **kwargs)
-        return self._mark(self._rounder.results(Rule.ALL, func(*args, **kwargs), args, kwargs))
+        if plan.name == ATTENTION and self._cube is not None:
+            result = unfused_attention(self._cube, self, self.islands, func, *args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
+        return self._mark(self._rounder.results(Rule.ALL, result, args, kwargs))
 
     def _narrowed(self, tensor: torch.Tensor) -> torch.Tensor:
         if is_narrow(tensor):

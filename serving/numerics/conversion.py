@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import nn
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, PrecisionUnavailable
 from serving.numerics.devices.device import Device
 from serving.numerics.emulation import Islands
 from serving.numerics.kept import (
@@ -49,9 +49,9 @@ def convert(
             Without it the order of registration is taken.
 
     Raises:
-        ConfigError: `keep_fp32` names no module, or weights would be lost and `on_weight_loss`
-            is `refuse`, or a TorchScript model has modules to keep.
-        PrecisionUnavailable: the device cannot compute so, with the reason.
+        ConfigError: `keep_fp32` names no module, or a TorchScript model has modules to keep.
+        PrecisionUnavailable: the device cannot compute so, or weights would be lost and
+            `on_weight_loss` is `refuse`; with the reason.
     """
     scheme = scheme_of(spec, device)
     dtype = spec.lower_dtype
@@ -113,12 +113,12 @@ def _lossy_owners(
     """The modules to keep because of their weights.
 
     Raises:
-        ConfigError: there is one, and the spec refuses.
+        PrecisionUnavailable: there is one, and the spec refuses.
     """
     material = [loss for loss in losses if loss.material]
     if material and spec.on_weight_loss == "refuse":
         lost = "; ".join(str(loss) for loss in material)
-        raise ConfigError(f"conversion to {spec.kind} loses weights: {lost}", "on_weight_loss")
+        raise PrecisionUnavailable(f"conversion to {spec.kind} loses weights: {lost}")
     return tuple(callable_owner(module, loss.name.rpartition(".")[0], order) for loss in material)
 
 

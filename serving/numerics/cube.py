@@ -22,7 +22,7 @@ from serving.numerics.rounding import rounded, shortened
 Operand = Literal["fp16", "hf32"]
 
 _WHOLE = MOVING | MIXING | FUSED | FIRST_ONLY
-_ATTENTION = "scaled_dot_product_attention"
+ATTENTION = "scaled_dot_product_attention"
 
 
 class Cube:
@@ -44,7 +44,7 @@ class Cube:
         places = self._places(plan)
         if places:
             return self._with_rounded(places, func, args, kwargs)
-        if plan.name == _ATTENTION:
+        if plan.name == ATTENTION:
             with mode:
                 return _attention(*args, **kwargs)
         if plan.composite and plan.name not in _WHOLE:

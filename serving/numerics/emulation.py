@@ -15,7 +15,9 @@ Known gaps, where the emulation differs from tensors that are truly 16 bits wide
   still rounded; a module that should compute in FP32 is named in `keep_fp32` instead.
 * The inside of a fused operator is FP32: attention (`scaled_dot_product_attention`), a whole
   LSTM layer, softmax, normalisation, convolution with its bias. Their results are rounded.
-  This is what fused 16-bit kernels do too, up to the order of summation.
+  This is what fused 16-bit kernels do too, up to the order of summation; those for attention
+  also round its weights before they meet the values, which here only cards without a fused
+  kernel do (910A, 310P: torch_npu computes attention there at FP32, product by product).
 * Python numbers in arithmetic (``x * 0.1``) are not rounded. torch's half kernels take most of
   them at FP32 too, and a few (``x + 0.1`` on a CPU) round them first. Where a number becomes an
   element (fill, clamp, pad, where) it is rounded.
@@ -36,7 +38,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from serving.numerics.cube import Cube
+from serving.numerics.cube import ATTENTION, Cube
 from serving.numerics.operators import Rule, plan_of, plans, tensors_in
 from serving.numerics.rounding import overlaps_itself, representable, round_in_place, rounded
 
@@ -51,6 +53,8 @@ class Islands(threading.local):
 
     def __init__(self) -> None:
         self.inside = False
+        #: While a kept module's results are cast on the way out.
+        self.at_border = False
         #: Results of the output layer, and what was computed from them: FP32, never rounded.
         self.wide: dict[int, torch.Tensor] = {}
 
@@ -147,7 +151,10 @@ class RoundResults(TorchDispatchMode):
         if plan.rule is Rule.DECOMPOSE:
             with self:
                 return func.decompose(*args, **kwargs)
-        result = func(*args, **kwargs)
+        if plan.name == ATTENTION and self._cube is not None:
+            result = unfused_attention(self._cube, self, islands, func, *args, **kwargs)
+        else:
+            result = func(*args, **kwargs)
         rounder = self._rounder
         if plan.rule is Rule.MOVE or (plan.rule is Rule.MIX and rounder.representable(args, kwargs)):
             return result
@@ -158,3 +165,17 @@ class RoundResults(TorchDispatchMode):
     def _wide(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """An operator on FP32 tensors."""
         return func(*args, **kwargs) if self._cube is None else self._cube.run(self, func, args, kwargs)
+
+
+def unfused_attention(
+    cube: Cube, mode: TorchDispatchMode, islands: Islands, func: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Attention on a card that has no fused kernel for it, where torch widens 16-bit operands to FP32.
+
+    Its two products go through the card's matrix unit; nothing is rounded in between.
+    """
+    islands.inside = True
+    try:
+        return cube.run(mode, func, args, kwargs)
+    finally:
+        islands.inside = False

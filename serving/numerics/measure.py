@@ -5,11 +5,15 @@ their operands can hold it: 1 + 2^-k survives where the significand has more tha
 is 24 in FP32, 11 in TF32, HF32 and FP16, 8 in BF16 (the leading bit counted). A sum of 1 and
 2^-k, which every format holds, tells the same of the results. What is beyond 65504 survives
 only where the range is FP32's.
+
+Attention of a query to one key alone returns that key's value: where the scores lie 256 apart,
+softmax gives exactly 1 and 0 (e^-256 is below FP32's smallest subnormal).
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -32,6 +36,10 @@ _FP16_MAX = 65504.0
 #: Terms of the reduction probe. Its largest term is 2^10, so that the smallest is an FP16 normal.
 _TERMS = 4096
 _LARGE = 2.0**10
+#: Squared it is the score of a query and its own key; all others are 0.
+_CERTAIN = 16.0
+#: Steps that the scores are probed with: 2^15 is the largest key that FP16 holds beside them.
+_SCORE_STEPS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,39 @@ class Meter:
             _overflow(beyond),
         )
 
+    def attention(self) -> Arithmetic:
+        """Of `scaled_dot_product_attention`, which devices compute in one operator of its own."""
+        steps, eye = _steps(), torch.eye(_WIDTH)
+        alone = _CERTAIN * eye
+        # Each query attends to two keys by halves.
+        half = _WIDTH // 2
+        paired = _CERTAIN * eye[torch.arange(_WIDTH) % half]
+        twice = 2 * torch.cat([torch.ones(half), (steps - 1)[:half]])
+        values = self._attention(alone, alone, steps[:, None].repeat(1, _WIDTH))
+        operand_bits = min(_surviving_bits(values), self._score_bits())
+        return Arithmetic(
+            operand_bits,
+            operand_bits,  # It has no weights.
+            _surviving_bits(self._attention(paired, paired, twice[:, None].repeat(1, _WIDTH))),
+            _overflow(self._attention(alone, alone, torch.diag(_beyond_fp16())).diagonal()),
+        )
+
+    def _score_bits(self) -> int:
+        """Of the operands whose products are attention's scores.
+
+        Query k is 1 + 2^-k for one key of 2^k and 1 for another: the scores differ by 1, and
+        the weights by a factor of e, unless the step is lost and they are equal.
+        """
+        query, key = torch.zeros(2, _WIDTH, _WIDTH).unbind()
+        k = torch.arange(_SCORE_STEPS)
+        finer, plain = 2 * k, 2 * k + 1
+        query[k, finer], query[k, plain] = _steps()[k], 1.0
+        key[finer, finer] = key[plain, plain] = torch.exp2(k + 1.0)
+        weights = self._attention(query, key, torch.eye(_WIDTH))
+        differ = weights[k, finer] > math.sqrt(math.e) * weights[k, plain]
+        survived = int(differ.int().cumprod(0).sum())
+        return FP32_BITS if survived == _SCORE_STEPS else 1 + survived
+
     def vector_bits(self) -> int:
         """Of a sum that no matrix unit computes."""
         terms = torch.zeros(_WIDTH, _WIDTH)
@@ -137,6 +178,10 @@ class Meter:
         conv.weight = nn.Parameter(weight, requires_grad=False)
         return self._on_host(conv, x[None])[0]
 
+    def _attention(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """Attention over _WIDTH tokens of one head, each operand [_WIDTH, _WIDTH]."""
+        return self._on_host(_Attention(), torch.stack([query, key, value]))
+
     def _on_host(self, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
         """What the tier makes of `module`, applied to `x`."""
         tier = self._run(module)
@@ -144,6 +189,14 @@ class Meter:
             result = tier(x.to(self._device.torch_device))
             self._device.synchronize()
         return result.cpu()
+
+
+class _Attention(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """X [3, tokens, width], query, key and value -> [tokens, width]."""
+        # Four dimensions, rows and heads first: those of the kernels that devices have for it.
+        query, key, value = x[:, None, None].unbind()
+        return nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0)[0, 0]
 
 
 class _Sum(nn.Module):

@@ -8,7 +8,7 @@ rehearsed card, is known from the conversion and added to the name as ``-emulate
 that is named after its maker (HF32 is Ascend's, TF32 NVIDIA's) takes the device's.
 
 ========================= =====================================================================
-name                      matrix products and convolutions
+name                      matrix products, convolutions and attention
 ========================= =====================================================================
 fp32-ieee                 FP32 throughout
 fp32-ieee-fp16-weights    the same, of weights that hold FP16's values only; also bf16-weights
@@ -48,12 +48,15 @@ class Attestation:
 
     #: The least precise of all probed operators; names as in the module's table.
     effective: str
-    #: The verdicts on matrix products and convolutions alone, without `-emulated`.
+    #: The verdicts on matrix products, convolutions and attention alone, without `-emulated`.
     matmul: str
     conv: str
+    attention: str
     #: Of what survives as an activation.
     matmul_mantissa_bits: int
     conv_mantissa_bits: int
+    #: Of attention's values and scores.
+    attention_mantissa_bits: int
     #: Of what survives as a weight; fewer than activations' for `layercast`.
     weight_mantissa_bits: int
     #: Of other operators, found on a sum.
@@ -70,7 +73,7 @@ class Attestation:
     @property
     def mantissa_bits(self) -> int:
         """The fewest bits of any probed operator."""
-        return min(self.matmul_mantissa_bits, self.conv_mantissa_bits)
+        return min(self.matmul_mantissa_bits, self.conv_mantissa_bits, self.attention_mantissa_bits)
 
 
 def attest(spec: PrecisionSpec, device: Device) -> Attestation:
@@ -90,8 +93,15 @@ def attest(spec: PrecisionSpec, device: Device) -> Attestation:
         if capability.status != "degraded":
             raise
         raise PrecisionUnavailable(
-            f"{spec.kind} was asked for on {device.title}, but the probe failed there. {capability.reason}"
+            f"{spec.kind} was asked for on {device.title}, but the probe failed there"
+            f"{_own_words(error)}. {capability.reason}"
         ) from error
+
+
+def _own_words(error: BaseException) -> str:
+    """The first line of what the card itself said, which `DeviceLost` has as its cause."""
+    said = str(error.__cause__ or error).strip().partition("\n")[0]
+    return f" ({said.rstrip('.')})" if said else ""
 
 
 def _attest(spec: PrecisionSpec, device: Device) -> Attestation:
@@ -116,9 +126,9 @@ def effective_precision(run: Run, device: Device, *, emulated: bool = False) -> 
         emulated: whether `run` emulates; goes into the name.
     """
     meter = Meter(run, device)
-    matmul, conv = meter.matmul(), meter.conv()
+    matmul, conv, attention = meter.matmul(), meter.conv(), meter.attention()
     vector_bits, accumulation_bits = meter.vector_bits(), meter.accumulation_bits()
-    weakest = min((matmul, conv), key=lambda a: (a.operand_bits, a.result_bits, a.weight_bits))
+    weakest = min((matmul, conv, attention), key=lambda a: (a.operand_bits, a.result_bits, a.weight_bits))
     name = _name(weakest, device)
     if vector_bits < weakest.operand_bits:
         name = f"{_format(vector_bits)}-vector"
@@ -128,8 +138,10 @@ def effective_precision(run: Run, device: Device, *, emulated: bool = False) -> 
         effective=f"{name}-emulated" if emulated else name,
         matmul=_name(matmul, device),
         conv=_name(conv, device),
+        attention=_name(attention, device),
         matmul_mantissa_bits=matmul.operand_bits,
         conv_mantissa_bits=conv.operand_bits,
+        attention_mantissa_bits=attention.operand_bits,
         weight_mantissa_bits=min(matmul.weight_bits, conv.weight_bits),
         vector_mantissa_bits=vector_bits,
         accumulation_bits=accumulation_bits,
@@ -188,7 +200,8 @@ def _fault(spec: PrecisionSpec, device: Device, attestation: Attestation) -> str
     if attestation.effective not in names:
         return (
             f"the probe measured {attestation.effective} (matrix products {attestation.matmul}, "
-            f"convolutions {attestation.conv}) and not {' or '.join(sorted(names))}"
+            f"convolutions {attestation.conv}, attention {attestation.attention}) "
+            f"and not {' or '.join(sorted(names))}"
         )
     if spec.kind == "autocast" and attestation.vector_mantissa_bits < FP32_BITS:
         return f"its FP32 operators keep {attestation.vector_mantissa_bits} bits of 24"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
@@ -64,19 +64,25 @@ class TierModule:
             What the module returns, floating point tensors as FP32. They are inference
             tensors: outside `torch.inference_mode` they may be read but not written to.
         """
+        return self.watched(None, *inputs)
+
+    def watched(self, watch: AbstractContextManager[object] | None, *inputs: torch.Tensor) -> Any:
+        """Run the model under a context that is innermost, such as a dispatch mode that looks on."""
         islands = self.islands
         outer = (islands.inside, islands.wide)
         islands.inside, islands.wide = False, {}
         try:
             with torch.inference_mode():
-                result = self._forward([map_floats(tensor, self.scheme.narrow) for tensor in inputs])
+                result = self._forward([map_floats(tensor, self.scheme.narrow) for tensor in inputs], watch)
                 return map_floats(result, lambda tensor: tensor.to(torch.float32))
         finally:
             islands.inside, islands.wide = outer
 
-    def _forward(self, inputs: list[torch.Tensor]) -> Any:
+    def _forward(self, inputs: list[torch.Tensor], watch: AbstractContextManager[object] | None) -> Any:
         with ExitStack() as stack:
             self.scheme.enter(stack, self.islands)
+            if watch is not None:
+                stack.enter_context(watch)
             return self.module(*inputs)
 
 
@@ -108,9 +114,10 @@ class KeptForward:
         try:
             result = self._run(args, kwargs)
             if not self.wide:
+                islands.at_border = True
                 return map_floats(result, self._scheme.narrow)
         finally:
-            islands.inside = False
+            islands.inside = islands.at_border = False
         if self._scheme.emulated:
             map_floats(result, self._leave_wide)
         return result

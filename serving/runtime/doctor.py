@@ -11,7 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, get_args
 
@@ -36,6 +36,8 @@ class Finding:
     reason: str
     name: str
     switches: Mapping[str, str]
+    #: What was measured of each operator, by name; empty where nothing could be.
+    operators: Mapping[str, str] = field(default_factory=dict)
 
 
 def examine(cards: Sequence[str] = ()) -> dict[str, Any]:
@@ -63,7 +65,10 @@ def _device(device: str, card: str) -> dict[str, Any]:
         "card": None if card == "ieee" else card,
         "name": first.name,
         "switches": dict(first.switches),
-        "tiers": {f.kind: {"effective": f.effective, "reason": f.reason} for f in findings},
+        "tiers": {
+            f.kind: {"effective": f.effective, "reason": f.reason, "operators": dict(f.operators)}
+            for f in findings
+        },
     }
 
 
@@ -86,17 +91,23 @@ def probe(device: str, card: str, kind: TierKind) -> Finding:
     from serving.numerics.precision import PrecisionSpec  # noqa: PLC0415
     from serving.numerics.probe import admit, attest  # noqa: PLC0415
 
-    name, switches = device, dict[str, str]()
+    name, switches, operators = device, dict[str, str](), dict[str, str]()
     try:
         opened = open_device(device, 1, card, tier=kind)
         name, switches = opened.title, dict(opened.switches)
         spec = PrecisionSpec(kind=kind)
-        effective = admit(spec, opened, attest(spec, opened))
+        found = attest(spec, opened)
+        operators = {
+            "matrix products": found.matmul,
+            "convolutions": found.conv,
+            "attention": found.attention,
+        }
+        effective = admit(spec, opened, found)
     except PrecisionUnavailable as error:
-        return Finding(device, card, kind, None, str(error), name, switches)
+        return Finding(device, card, kind, None, str(error), name, switches, operators)
     except HalftoneError as error:
         return Finding(device, card, kind, None, f"cannot be opened: {error}", name, switches)
-    return Finding(device, card, kind, effective, "", name, switches)
+    return Finding(device, card, kind, effective, "", name, switches, operators)
 
 
 def _accelerators() -> list[str]:
@@ -125,6 +136,9 @@ def as_text(report: Mapping[str, Any]) -> str:
         width = max(len(kind) for kind in device["tiers"])
         for kind, tier in device["tiers"].items():
             verdict = tier["effective"] or f"refused: {tier['reason']}"
+            operators = tier["operators"]
+            if tier["effective"] and len(set(operators.values())) > 1:
+                verdict += f" ({', '.join(f'{name} {found}' for name, found in operators.items())})"
             lines.append(f"  {kind.ljust(width)}  {verdict}")
         switches = ", ".join(f"{name}={value}" for name, value in device["switches"].items())
         lines.append(f"  switches: {switches}")

@@ -5,40 +5,35 @@ All methods run on the replica's one device thread.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import math
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import asdict, dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
 
-from serving.errors import ConfigError, DeviceOutOfMemory, ModelError, RequestError
+from serving.config import TierConfig
+from serving.errors import ConfigError, DeviceOutOfMemory, ModelError, PrecisionUnavailable, RequestError
 from serving.gateway.tier_client import BatchResult, TierDescription
+from serving.models.programs import ProgramFile
 from serving.models.resolve import open_source
 from serving.models.source import ModelSource
+from serving.numerics.answers import REPEAT_TOLERANCE, relative_l2
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Device, open_device
+from serving.numerics.graphs import GraphedPass, graphed
+from serving.numerics.operator_audit import Departure, admit_model, departures, name_with
 from serving.numerics.precision import PrecisionSpec
-from serving.numerics.probe import admit, attest
+from serving.numerics.probe import Attestation, admit, attest
 from serving.numerics.tier_module import TierModule
+from serving.runtime.buckets import cycled_rows, padded_to_bucket
+from serving.runtime.outputs import by_order, checked_output
 from serving.runtime.tier_plan import TierPlan
-from serving.tensors import Array, Tensors, TensorSpec, row_count, slice_rows
+from serving.runtime.weights import build_module, load_weights
+from serving.tensors import Tensors, row_count, slice_rows
 
 logger = logging.getLogger("halftone.tier")
-
-_HASH_CHUNK_BYTES = 1 << 20
-_BUILD_SEED = 0
-
-
-#: How far a known answer may lie from the one at start, in relative L2. The same batch on the
-#: same kernels repeats to the bit on most devices, and is garbage on a broken one.
-KNOWN_ANSWER_TOLERANCE = 1e-3
 
 
 @dataclass(slots=True)
@@ -49,10 +44,15 @@ class Engine:
     spec: PrecisionSpec
     device: Device
     module: TierModule
-    description: TierDescription
+    #: What was measured before the first batch.
+    loaded: TierDescription
     #: The model's examples, preprocessed, and what they gave at start.
     example: Tensors
     known_answer: Tensors
+    #: Numbers of rows that batches are padded to, ascending; none: any number is computed.
+    buckets: tuple[int, ...] = ()
+    #: The forward pass through the device's graphs, where that is configured.
+    graphs: GraphedPass | None = None
 
     @classmethod
     def load(cls, plan: TierPlan, source: ModelSource) -> Self:
@@ -60,7 +60,8 @@ class Engine:
 
         Raises:
             ConfigError: the device, the weights or the conversion is refused.
-            PrecisionUnavailable: the device cannot honour the tier, or the probe measured less.
+            PrecisionUnavailable: the device cannot honour the tier, or the probe measured less, or
+                the model's own code departs from the tier's arithmetic.
             ModelError: the model does not run on its own examples.
         """
         config = plan.config
@@ -76,23 +77,65 @@ class Engine:
         attestation = attest(spec, device)
         effective = admit(spec, device, attestation, accept_degraded=config.accept_degraded)
         module = build_module(source)
-        if plan.model.weights is not None:
+        if plan.model.weights is not None and not isinstance(source, ProgramFile):
             load_weights(module, plan.model.weights, plan.model.sha256)
         example = source.preprocess(source.examples())
         with device.running():
             converted = convert(module, spec, device, device.to_device(list(example.values())))
-        description = TierDescription(
-            device=device.kind,
-            soc=device.title,
-            effective=effective,
-            kept_fp32=converted.kept_fp32,
-            weight_losses=tuple(str(loss) for loss in converted.weight_losses),
-            switches=dict(device.switches),
-            measured={name: str(value) for name, value in asdict(attestation).items()},
+        engine = cls(
+            source,
+            spec,
+            device,
+            converted,
+            _description(device, converted, attestation, effective),
+            example,
+            {},
         )
-        engine = cls(source, spec, device, converted, description, example, {})
+        engine._make_static(config, attestation)
         engine.known_answer = engine.repeatable_answer()
+        found = engine.departures()
+        if found:
+            logger.warning("the model departs from the tier's arithmetic: %s", "; ".join(map(str, found)))
+        effective = admit_model(effective, found, accept_degraded=config.accept_degraded)
+        engine.loaded = replace(engine.loaded, effective=effective)
+        # The model's code has run by now, and may have lowered what the probe had measured.
+        if reason := engine.altered():
+            raise PrecisionUnavailable(
+                f"{spec.kind} was asked for, but the model's own code altered it: {reason}"
+            )
         return engine
+
+    @property
+    def description(self) -> TierDescription:
+        """What the tier is; `switches` also say whether it still replays graphs, and its buckets."""
+        if not self.buckets:
+            return self.loaded
+        static = {"buckets": ", ".join(map(str, self.buckets))}
+        if self.graphs is not None:
+            static["graphs"] = self.graphs.status
+        return replace(self.loaded, switches={**self.loaded.switches, **static})
+
+    def _make_static(self, config: TierConfig, attestation: Attestation) -> None:
+        """Set the buckets, and capture a graph for each from the examples' rows.
+
+        Raises:
+            ConfigError: graphs are configured, and the device has none.
+        """
+        self.buckets = config.batching.bucket_rows
+        if self.buckets:
+            # The known answer goes the way of requests, which fit the largest bucket.
+            self.example = slice_rows(self.example, 0, self.buckets[-1])
+        if not config.graphs:
+            return
+        if not self.device.has_graphs:
+            raise ConfigError(f"{self.device.title} has no graphs; leave graphs out", "graphs")
+        self.graphs = graphed(self._pass, self.spec, self.device, attestation.effective)
+        for rows in self.buckets:
+            for start in range(2):  # The second is another batch, with which the graph is checked.
+                self.run(cycled_rows(self.example, rows, start))
+
+    def _pass(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return by_order(self.module(*inputs), self.source.signature.outputs)
 
     def run(self, batch: Tensors) -> BatchResult:
         """Compute one batch; one that does not fit in the device's memory, in halves.
@@ -121,8 +164,10 @@ class Engine:
     def _forward(self, batch: Tensors, rows: int) -> Tensors:
         try:
             with self.device.running():
-                returned = self.module(*self.device.to_device(list(batch.values())))
-                return self._outputs(returned, rows)
+                inputs = self.device.to_device(list(padded_to_bucket(batch, self.buckets).values()))
+                tensors = self._pass(*inputs) if self.graphs is None else self.graphs(inputs)
+                outputs = self._outputs(tensors, int(inputs[0].shape[0]))
+                return slice_rows(outputs, 0, rows)
         except RequestError:
             raise
         except BaseException as error:  # SystemExit and StopIteration too: it is foreign code.
@@ -135,15 +180,21 @@ class Engine:
         A model that draws random numbers, keeps state or answers NaN has no known answer.
         """
         first, second = (self.run(self.example).outputs for _ in range(2))
-        repeats = all(_relative_l2(second[name], first[name]) <= KNOWN_ANSWER_TOLERANCE for name in first)
+        repeats = all(relative_l2(second[name], first[name]) <= REPEAT_TOLERANCE for name in first)
         if not repeats:
             logger.warning("the model answers its own examples differently each time: no known answer")
         return first if repeats else {}
 
+    def departures(self) -> tuple[Departure, ...]:
+        """Operators of the model that compute otherwise than the tier promises, on one row."""
+        row = slice_rows(self.example, 0, 1)
+        with self.device.running():
+            return departures(self.module, self.device.to_device(list(row.values())))
+
     def altered(self) -> str | None:
         """Whether anything lowered the arithmetic since the start: the model's own code, say.
 
-        Every switch is read again, and the probe computes again.
+        Every switch is read again, the probe computes again, and so does the model, watched.
         """
         changed = [
             f"{name} is {value}, was {self.device.switches.get(name)}"
@@ -154,6 +205,7 @@ class Engine:
             return f"a switch was changed after the start: {'; '.join(changed)}"
         with self.device.running():
             measured = attest(self.spec, self.device).effective
+        measured = name_with(measured, self.departures())
         if measured != self.description.effective:
             return f"the probe measures {measured} now; it was {self.description.effective} at the start"
         return None
@@ -168,115 +220,35 @@ class Engine:
         if not self.known_answer:
             return None
         for name, answer in self.run(self.example).outputs.items():
-            distance = _relative_l2(answer, self.known_answer[name])
-            if not distance <= KNOWN_ANSWER_TOLERANCE:
+            distance = relative_l2(answer, self.known_answer[name])
+            if not distance <= REPEAT_TOLERANCE:
                 return f"the known answer {name} is off by {distance:.1e}"
         return None
 
-    def _outputs(self, returned: Any, rows: int) -> Tensors:
-        specs = self.source.signature.outputs
-        tensors = _by_order(returned, specs)
+    def _outputs(self, tensors: list[torch.Tensor], rows: int) -> Tensors:
         return {
-            spec.name: _checked_output(spec, self.device.to_host(tensor), rows)
-            for spec, tensor in zip(specs, tensors, strict=True)
+            spec.name: checked_output(spec, self.device.to_host(tensor), rows)
+            for spec, tensor in zip(self.source.signature.outputs, tensors, strict=True)
         }
 
 
-def _by_order(returned: Any, specs: Sequence[TensorSpec]) -> list[torch.Tensor]:
-    """What a module returned, as tensors in the order of the signature's outputs."""
-    if isinstance(returned, torch.Tensor):
-        tensors: list[Any] = [returned]
-    elif isinstance(returned, Mapping):
-        tensors = [returned.get(spec.name) for spec in specs]
-    elif isinstance(returned, tuple | list):
-        tensors = list(returned)
-    else:
-        raise ModelError(f"the model returned {type(returned).__name__}, not tensors")
-    if len(tensors) != len(specs):
-        raise ModelError(f"the model returned {len(tensors)} outputs; its signature has {len(specs)}")
-    for spec, tensor in zip(specs, tensors, strict=True):
-        if not isinstance(tensor, torch.Tensor):
-            raise ModelError(f"the model returned no tensor for output {spec.name}")
-    return tensors
-
-
-def _checked_output(spec: TensorSpec, array: Array, rows: int) -> Array:
-    """An output in the signature's dtype, its shape checked.
-
-    Raises:
-        ModelError: the shape is not the signature's, or the dtype is of another kind.
-    """
-    if not spec.accepts(array.shape) or array.shape[0] != rows:
-        raise ModelError(
-            f"output {spec.name} has shape {list(array.shape)} for {rows} rows; "
-            f"its signature says {list(spec.shape)}"
-        )
-    if array.dtype != spec.numpy_dtype:
-        # Floats come back as FP32 from every tier and may be stored wider; nothing is narrowed.
-        if not (
-            array.dtype.kind == spec.numpy_dtype.kind and spec.numpy_dtype.itemsize > array.dtype.itemsize
-        ):
-            raise ModelError(f"output {spec.name} is {array.dtype}; its signature says {spec.dtype}")
-        array = array.astype(spec.numpy_dtype)
-    return array
-
-
-def _relative_l2(found: Array, expected: Array) -> float:
-    """‖found - expected‖₂ / ‖expected‖₂; of other shapes, infinite."""
-    if found.shape != expected.shape:
-        return math.inf
-    wide = expected.astype(np.float64)
-    return float(np.linalg.norm(found - wide) / max(float(np.linalg.norm(wide)), sys.float_info.min))
-
-
-def build_module(source: ModelSource) -> torch.nn.Module:
-    """The source's module, in eval mode and without gradients.
-
-    Every process builds its own: the seed makes a source that initialises weights at random
-    give the same model to all of them.
-
-    Raises:
-        ConfigError: a parameter is not FP32, so there are no FP32 master weights.
-    """
-    torch.manual_seed(_BUILD_SEED)
-    module = source.build()
-    for name, parameter in module.named_parameters():
-        if parameter.is_floating_point() and parameter.dtype is not torch.float32:
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            raise ConfigError(f"the model's parameter {name} is {dtype}; a source gives an FP32 module")
-    return module.eval().requires_grad_(False)
-
-
-def load_weights(module: torch.nn.Module, path: Path, sha256: str | None) -> None:
-    """Load a safetensors file into a module: every parameter and buffer, no more, no less.
-
-    Raises:
-        ConfigError: the file is missing, corrupt, no safetensors, of another hash, or does not
-            fit the module. Nothing in it is ever executed.
-    """
-    from safetensors import SafetensorError  # noqa: PLC0415  Only models with a weights file.
-    from safetensors.torch import load_file  # noqa: PLC0415
-
-    try:
-        if sha256 is not None and (found := _sha256(path)) != sha256:
-            raise ConfigError(f"{path} has the SHA-256 {found}, not the configured one")
-        module.load_state_dict(load_file(path), strict=True)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-    except SafetensorError as error:
-        raise ConfigError(f"{path} is not a valid safetensors file: {error}") from error
-    except RuntimeError as error:
-        raise ConfigError(f"{path} does not fit the model: {error}") from error
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _description(
+    device: Device, converted: TierModule, attestation: Attestation, effective: str
+) -> TierDescription:
+    return TierDescription(
+        device=device.kind,
+        soc=device.title,
+        effective=effective,
+        kept_fp32=converted.kept_fp32,
+        weight_losses=tuple(str(loss) for loss in converted.weight_losses),
+        switches=dict(device.switches),
+        measured={name: str(value) for name, value in asdict(attestation).items()},
+    )
 
 
 def open_plan_source(plan: TierPlan) -> ModelSource:
-    """The plan's model source."""
-    return open_source(plan.model.source, plan.model.declared_signature())
+    """The plan's model source; a program is given its file."""
+    source = open_source(plan.model.source, plan.model.declared_signature())
+    if isinstance(source, ProgramFile):
+        source.path, source.sha256 = plan.model.weights, plan.model.sha256
+    return source

@@ -1,6 +1,8 @@
 """The configuration's types: the contract's example, defaults, bounds, and what is frozen."""
 
 import ipaddress
+import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from serving.config import Config, ServerConfig, TierConfig
+from serving.config import Batching, Config, ServerConfig, TierConfig, parse_config
 from serving.config.schema import ModelConfig, Section, TensorConfig, is_name
+from serving.errors import ConfigError
 from serving.tensors import DTYPES, TensorSpec
 
 #: As the design shows it to operators, but for `weights` and the card's resources.
@@ -165,6 +168,32 @@ def test_a_resource_is_an_amount_above_zero(amount: Any) -> None:
     """Anything else would make Ray wait for ever or fail late."""
     with pytest.raises(ValidationError):
         TierConfig.model_validate({"resources": {"NPU": amount}})
+
+
+@given(st.integers(1, 65536))
+def test_auto_buckets_are_powers_of_two_up_to_max_rows(max_rows: int) -> None:
+    """And max_rows itself, so that every batch has one."""
+    rows = Batching(max_rows=max_rows, buckets="auto").bucket_rows
+    assert rows[-1] == max_rows
+    assert list(rows) == sorted(set(rows))
+    assert all(count & (count - 1) == 0 for count in rows[:-1])
+    assert all(later <= 2 * count for count, later in pairwise(rows))
+
+
+def test_buckets_are_none_unless_asked_for() -> None:
+    """Batches are computed as they come."""
+    assert Batching().bucket_rows == ()
+    assert Batching.model_validate({"max_rows": 8, "buckets": [1, 8]}).bucket_rows == (1, 8)
+
+
+@pytest.mark.parametrize("buckets", [[], [0, 4], [4, 1], [1, 1], [1.0], ["1"], [True], "Auto", 4, True, {}])
+def test_buckets_are_ascending_numbers_of_rows_or_auto(buckets: Any) -> None:
+    """With an example of both in the message, which names the field."""
+    tier = json.dumps({"batching": {"buckets": buckets}})  # JSON is YAML too.
+    with pytest.raises(
+        ConfigError, match=r"^models\[0\]\.tiers\.fp16\.batching\.buckets: (auto, or|the buckets)"
+    ):
+        parse_config(f"models: [{{name: m, source: 'a:b', tiers: {{fp16: {tier}}}}}]")
 
 
 @given(st.text(st.characters(codec=None)))

@@ -19,6 +19,7 @@ import client
 from prometheus_client.parser import text_string_to_metric_families
 
 MODELS = Path(__file__).parent / "models"
+SHARED_MODELS = Path(__file__).parents[1] / "models" / "sources"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 
@@ -47,7 +48,8 @@ class ServerProcess:
         self.log = folder / "serve.log"
         # Of its own, so that what it leaves behind can be told from others'; short, for sockets.
         self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
-        own = {"PYTHONPATH": str(MODELS), **environment, "TMPDIR": str(self.temporary)}
+        path = os.pathsep.join(map(str, (MODELS, SHARED_MODELS)))
+        own = {"PYTHONPATH": path, **environment, "TMPDIR": str(self.temporary)}
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "serving.cli", "serve", str(self.config), "--port", str(self.port)],

@@ -142,6 +142,28 @@ def test_attention_is_two_products_on_a_910a() -> None:
     assert not torch.allclose(torch.tensor(got), exact, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["fp16", "autocast"])
+def test_attention_of_16_bits_on_a_910a(kind: Kind) -> None:
+    """No fused kernel: the weights are rounded for the second product, the scores are not."""
+    query, value = torch.randn(2, 1, 1, 64, 8).half().float().unbind()
+
+    def attend(scale: float) -> Of:
+        return Of(lambda x: functional.scaled_dot_product_attention(x, x, value, scale=scale))
+
+    weights = torch.softmax(query @ query.mT, -1)
+    expected = (weights.half().float() @ value).half().float().flatten()
+    fused = (weights @ value).half().float().flatten()
+    got, on_a_910b = (torch.tensor(on(card, kind, attend(1.0), query)) for card in ("910a", "910b"))
+    # Up to the order of summation before the last rounding.
+    assert float((got == expected).float().mean()) > 0.98 > float((fused == expected).float().mean())
+    assert float((on_a_910b == fused).float().mean()) > 0.98
+    # Scores beyond FP16's range: each token attends to itself alone, or to one more alike.
+    scores = 1e5 * query @ query.mT
+    assert scores.abs().max() > 65504
+    best = value[0, 0, scores[0, 0].argmax(-1)].flatten()
+    assert on("910a", kind, attend(1e5), query) == best.tolist()
+
+
 def test_weights_saturate_too() -> None:
     """The cast happens on the card: a mask of -inf holds -65504 there."""
     module = Of(lambda x: x)

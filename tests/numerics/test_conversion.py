@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, PrecisionUnavailable
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Device, open_device
 from serving.numerics.precision import Kind, PrecisionSpec
@@ -221,7 +221,7 @@ def test_lost_variances_at_every_16_bit_kind(kind: Kind, native: bool, card: str
     assert tier.kept_fp32 == ("1",)
     assert [(loss.name, loss.to_inf) for loss in tier.weight_losses] == [("1.running_var", 2)]
     assert rel_l2(tier(x), module(x)) < 2e-3
-    with pytest.raises(ConfigError, match=r"running_var: of 4 values 2 become infinite"):
+    with pytest.raises(PrecisionUnavailable, match=r"running_var: of 4 values 2 become infinite"):
         convert(module, replace(spec, on_weight_loss="refuse"), open_device("cpu", 1, card), [x])
 
 
@@ -248,7 +248,7 @@ def test_autocast_keeps_modules_whose_operands_would_be_lost(device: Device, nat
 
 def test_lossy_module_is_refused(device: Device) -> None:
     """On request the tier is refused with the parameter, the counts and the largest value."""
-    with pytest.raises(ConfigError, match=r"1\.running_var: of 4 values 2 become infinite.*497160"):
+    with pytest.raises(PrecisionUnavailable, match=r"1\.running_var: of 4 values 2 become infinite.*497160"):
         convert(overflowing(), PrecisionSpec("fp16", on_weight_loss="refuse"), device)
 
 

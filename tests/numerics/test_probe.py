@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from serving.errors import PrecisionUnavailable
+from serving.errors import DeviceLost, PrecisionUnavailable
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Device, open_device
+from serving.numerics.measure import _Attention, _Sum
 from serving.numerics.precision import Kind, PrecisionSpec
-from serving.numerics.probe import admit, attest, effective_precision, expected
+from serving.numerics.probe import Attestation, admit, attest, effective_precision, expected
 from serving.numerics.rounding import shortened
 
 FP32 = PrecisionSpec("fp32")
@@ -39,6 +40,7 @@ def test_every_kind_is_what_it_says(
     found = attest(spec, device)
     assert (found.effective, found.overflow, found.subnormals) == (effective, overflow, True)
     assert found.matmul_mantissa_bits == found.conv_mantissa_bits == found.mantissa_bits == bits
+    assert found.attention_mantissa_bits == bits
     assert found.effective in expected(spec, device)
     assert admit(spec, device, found) == effective
     assert found.accumulation_bits == 24
@@ -89,6 +91,38 @@ def test_quiet_loss_is_found(
     assert found.effective == (of_weights if weights else operands)
     assert {found.matmul, found.conv} == {found.effective, "fp32-ieee"}
     assert found.effective not in expected(FP32, device)
+
+
+def lowered_attention(device: Device, spoil: Callable[[Tensor], Tensor], operands: slice) -> Attestation:
+    """What an FP32 tier measures whose fused attention takes some of its operands with fewer bits."""
+
+    def run(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        if isinstance(module, _Attention):
+
+            def lower(called: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+                x = args[0].clone()
+                x[operands] = spoil(x[operands])
+                return (x,)
+
+            module.register_forward_pre_hook(lower)
+        return convert(module, FP32, device)
+
+    return effective_precision(run, device)
+
+
+@pytest.mark.parametrize("operands", [slice(0, 1), slice(2, 3), slice(0, 3)], ids=["query", "value", "all"])
+@pytest.mark.parametrize(
+    ("spoil", "name", "bits"), [(to_bf16, "fp32-storage-bf16-cube", 8), (shortened, "tf32", 11)]
+)
+def test_a_lowered_attention_beside_exact_products_is_found(
+    *, device: Device, operands: slice, spoil: Callable[[Tensor], Tensor], name: str, bits: int
+) -> None:
+    """Negative control: a fused kernel that no switch reaches, in its scores or in its values."""
+    found = lowered_attention(device, spoil, operands)
+    assert (found.matmul, found.conv, found.attention) == ("fp32-ieee", "fp32-ieee", name)
+    assert (found.effective, found.attention_mantissa_bits) == (name, bits)
+    with pytest.raises(PrecisionUnavailable, match=f"convolutions fp32-ieee, attention {name}\\)"):
+        admit(FP32, device, found)
 
 
 def test_saturation_is_told_from_infinity(device: Device) -> None:
@@ -270,8 +304,7 @@ def test_fp32_with_a_lowered_vector_unit_is_found(device: Device) -> None:
             self.module = module
 
         def forward(self, x: Tensor) -> Tensor:
-            exact = isinstance(self.module, (nn.Linear, nn.Conv2d))
-            return self.module(x if exact else x.half().float())
+            return self.module(x.half().float() if isinstance(self.module, _Sum) else x)
 
     found = effective_precision(lambda module: convert(Half(module), FP32, device), device)
     assert (found.matmul, found.conv, found.effective) == ("fp32-ieee", "fp32-ieee", "fp16-vector")
@@ -302,14 +335,26 @@ def test_narrow_accumulators_are_found(device: Device, dtype: torch.dtype, bits:
 
 
 def test_a_card_that_raises_instead_is_refused(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real 910A fails in FP32 products when told to keep to them: that is no crash but a refusal."""
+    """A real 910A fails in FP32 products when told to keep to them: a refusal in the card's own words."""
     old = open_device("cpu", 1, "910a")
+    said = RuntimeError("The soc version does not support bf16 / fp32 for calculations.\n[ERROR] at frame 0")
+    lost = DeviceLost("the device failed")
+    lost.__cause__ = said
 
-    def fail(*args: object) -> None:
-        raise RuntimeError("The soc version does not support bf16 / fp32 for calculations")
+    def fail(error: Exception) -> None:
+        def convert(*args: object) -> None:
+            raise error
 
-    monkeypatch.setattr("serving.numerics.probe.convert", fail)
-    with pytest.raises(PrecisionUnavailable, match="the probe failed there"):
-        attest(FP32, old)
+        monkeypatch.setattr("serving.numerics.probe.convert", convert)
+
+    for error in (said, lost):
+        fail(error)
+        with pytest.raises(
+            PrecisionUnavailable,
+            match=r"failed there \(The soc version does not support bf16 / fp32 for calculations\)\. The",
+        ) as raised:
+            attest(FP32, old)
+        assert "frame" not in str(raised.value)
+    fail(said)
     with pytest.raises(RuntimeError, match="soc version"):
         attest(FP32, device)

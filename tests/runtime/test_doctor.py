@@ -34,6 +34,20 @@ def test_the_cards_differ_by_their_rules() -> None:
     assert new["hf32"]["effective"] == "hf32-emulated"
 
 
+def test_operators_are_measured_one_by_one() -> None:
+    """Also those of a refused tier; the table shows them where they differ."""
+    report = examine(["910a"])
+    plain, old = (device["tiers"] for device in report["devices"][:2])
+    names = {"matrix products", "convolutions", "attention"}
+    assert plain["fp32"]["operators"] == dict.fromkeys(names, "fp32-ieee")
+    assert old["fp32"]["operators"] == dict.fromkeys(names, "fp32-storage-fp16-cube")
+    assert old["bf16"]["operators"] == {}
+    lines = as_text(report).splitlines()
+    assert "  fp32       fp32-ieee" in lines
+    # Attention has no weights to be rounded.
+    assert any("layercast" in line and line.endswith("attention fp32-ieee)") for line in lines)
+
+
 def test_a_device_that_is_not_there_says_so() -> None:
     """Instead of a stack trace."""
     if torch.cuda.is_available():

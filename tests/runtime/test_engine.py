@@ -1,7 +1,6 @@
 """The engine: a converted model on the CPU, its outputs checked, its weights loaded or refused."""
 
 import hashlib
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,19 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
+from streamed_device import FakeDevice
 from torch import nn
 
 from serving.config import ModelConfig
 from serving.errors import (
     BadShape,
     ConfigError,
+    DeviceLost,
     DeviceOutOfMemory,
     ModelError,
     PrecisionUnavailable,
 )
 from serving.models.resolve import CallableSource
-from serving.runtime.engine import Engine, load_weights, open_plan_source
+from serving.runtime.engine import Engine, open_plan_source
 from serving.runtime.tier_plan import TierPlan
 from serving.tensors import Signature, TensorSpec
 
@@ -215,113 +218,15 @@ def test_a_source_is_opened_with_the_configured_signature() -> None:
     assert open_plan_source(plan).signature.inputs[0].shape == (-1, 5)
 
 
-# --- weights ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def weights(tmp_path: Path) -> Path:
-    """A file for `Two`: ones."""
+def test_weights_are_loaded_before_the_conversion(tmp_path: Path) -> None:
+    """By the plan, with their hash checked."""
     path = tmp_path / "weights.safetensors"
     save_file({"linear.weight": torch.ones(3, 2), "linear.bias": torch.ones(3)}, path)
-    return path
-
-
-def sha256(path: Path) -> str:
-    """Of a file."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_weights_are_loaded_before_the_conversion(weights: Path) -> None:
-    """By the plan, with their hash checked."""
-    plan = plan_of(weights=str(weights), sha256=sha256(weights))
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    plan = plan_of(weights=str(path), sha256=digest)
     np.testing.assert_array_equal(load(Two(), plan=plan).run(X).outputs["y"][0], [2, 2, 2])
-
-
-def test_weights_of_another_hash_are_refused(weights: Path) -> None:
-    """And the found one is shown. Nothing is loaded."""
-    module = Two()
-    before = module.linear.weight.clone()
-    with pytest.raises(ConfigError, match=f"SHA-256 {sha256(weights)}"):
-        load_weights(module, weights, "0" * 64)
-    assert torch.equal(module.linear.weight, before)
-
-
-@pytest.mark.parametrize(
-    ("tensors", "words"),
-    [
-        ({"linear.weight": torch.ones(3, 2)}, "Missing key"),
-        (
-            {
-                "linear.weight": torch.ones(3, 2),
-                "linear.bias": torch.ones(3),
-                "head.weight": torch.ones(1),
-            },
-            "Unexpected key",
-        ),
-        ({"linear.weight": torch.ones(2, 3), "linear.bias": torch.ones(3)}, "size mismatch"),
-    ],
-)
-def test_weights_that_do_not_fit_are_refused(
-    tensors: dict[str, torch.Tensor], words: str, tmp_path: Path
-) -> None:
-    """Every parameter and buffer, no more, no less."""
-    path = tmp_path / "weights.safetensors"
-    save_file(tensors, path)
-    with pytest.raises(ConfigError, match=words) as caught:
-        load_weights(Two(), path, None)
-    assert "does not fit the model" in str(caught.value)
-
-
-@pytest.mark.parametrize("size", [0, 4, 7, 8, 60, -1])
-def test_a_truncated_file_is_refused(size: int, weights: Path) -> None:
-    """Wherever it ends."""
-    weights.write_bytes(weights.read_bytes()[:size])
-    with pytest.raises(ConfigError, match="not a valid safetensors file"):
-        load_weights(Two(), weights, None)
-
-
-def test_a_header_of_absurd_length_is_refused(weights: Path) -> None:
-    """Before memory is taken for it."""
-    weights.write_bytes(b"\xff" * 8 + weights.read_bytes()[8:])
-    with pytest.raises(ConfigError, match="not a valid safetensors file"):
-        load_weights(Two(), weights, None)
-
-
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    """With and without a hash; a folder too."""
-    for digest in (None, "0" * 64):
-        with pytest.raises(ConfigError, match="cannot read"):
-            load_weights(Two(), tmp_path / "gone.safetensors", digest)
-        with pytest.raises(ConfigError, match=r"cannot read|not a valid"):
-            load_weights(Two(), tmp_path, digest)
-
-
-class Owned:
-    """Leaves a file where it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("save", [torch.save, lambda value, path: path.write_bytes(pickle.dumps(value))])
-def test_a_pickle_is_never_executed(save: Callable[[Any, Path], Any], tmp_path: Path) -> None:
-    """Whatever its name says it is."""
-    owned = tmp_path / "owned"
-    path = tmp_path / "weights.safetensors"
-    save({"linear.weight": Owned(owned)}, path)
-    with pytest.raises(ConfigError, match="not a valid safetensors file"):
-        load_weights(Two(), path, None)
-    assert not owned.exists()
-    # The control: under its true name, and loaded without care, it does harm.
-    path = path.rename(tmp_path / "weights.pt")
-    if save is torch.save:
-        torch.load(path, weights_only=False)
-    else:
-        pickle.loads(path.read_bytes())  # noqa: S301  Our own.
-    assert owned.exists()
+    with pytest.raises(ConfigError, match="SHA-256"):
+        load(Two(), plan=plan_of(weights=str(path), sha256="0" * 64))
 
 
 def test_a_tier_that_the_device_refuses_is_unavailable() -> None:
@@ -372,7 +277,7 @@ def test_a_lowered_arithmetic_is_found_though_no_switch_tells(monkeypatch: pytes
         return exact(x.bfloat16().float(), weight, bias)
 
     monkeypatch.setattr(torch.nn.functional, "linear", lowered)
-    assert "the probe measures fp32-storage-bf16-cube now" in (engine.altered() or "")
+    assert "the probe measures fp32-storage-bf16-cube" in (engine.altered() or "")
 
 
 def test_a_wrong_known_answer_is_found() -> None:
@@ -414,3 +319,144 @@ def test_a_batch_that_does_not_fit_runs_in_halves(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Engine, "_forward", nothing_fits)
     with pytest.raises(DeviceOutOfMemory):
         engine.run(X)
+
+
+# Static shapes.
+
+
+def static_plan(
+    buckets: Any = "auto", max_rows: int = 4, *, graphs: bool = False, tier: str = "fp32"
+) -> TierPlan:
+    """A plan with buckets."""
+    batching = {"max_rows": max_rows, "buckets": buckets}
+    return plan_of(tier, options={"batching": batching, "graphs": graphs})
+
+
+@pytest.fixture
+def seen() -> list[int]:
+    """Rows of every batch that a `watched` module was given."""
+    return []
+
+
+def watched(seen: list[int]) -> nn.Module:
+    """Rows in, their sums out three times; the rows are noted."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(len(x))
+        return x.sum(dim=1, keepdim=True).expand(-1, 3)
+
+    return Returns(function)
+
+
+def test_the_device_sees_buckets_and_the_client_its_rows(seen: list[int]) -> None:
+    """Each batch in the smallest bucket that holds it; the known answer too."""
+    engine = load(watched(seen), plan=static_plan([1, 3], max_rows=3))
+    assert engine.description.switches["buckets"] == "1, 3"
+    seen.clear()
+    for rows in (1, 2, 3):
+        x = X["x"][:rows]
+        np.testing.assert_array_equal(engine.run({"x": x}).outputs["y"][:, 0], x.sum(axis=1))
+    assert seen == [1, 3, 3]
+    assert engine.broken() is None
+    assert set(seen) == {1, 3}
+
+
+def test_a_known_answer_fits_the_largest_bucket(seen: list[int]) -> None:
+    """However many examples the model has: no request is larger."""
+    engine = load(watched(seen), plan=static_plan([1], max_rows=1))
+    assert engine.broken() is None
+    assert set(seen) == {1}
+
+
+def test_without_buckets_nothing_is_padded(seen: list[int]) -> None:
+    """Nor told."""
+    engine = load(watched(seen))
+    seen.clear()
+    engine.run({"x": X["x"][:3]})
+    assert seen == [3]
+    assert not {"buckets", "graphs"} & engine.description.switches.keys()
+
+
+def test_a_padded_batch_that_does_not_fit_runs_in_padded_halves(
+    seen: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three rows in a bucket of four, then one and two in theirs."""
+    engine = load(watched(seen), plan=static_plan())
+    forward = Engine._pass
+
+    def small(self: Engine, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        if len(inputs[0]) > 2:
+            raise DeviceOutOfMemory("too large")
+        return forward(self, *inputs)
+
+    monkeypatch.setattr(Engine, "_pass", small)
+    seen.clear()
+    outputs = engine.run({"x": X["x"][:3]}).outputs["y"]
+    np.testing.assert_array_equal(outputs[:, 0], X["x"][:3].sum(axis=1))
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize("tier", ["fp32", "fp16", "mixed", "autocast", "layercast", "bf16"])
+@given(rows=st.integers(1, 6), buckets=st.sets(st.integers(1, 5)))
+@settings(max_examples=20)
+def test_padding_changes_no_row(tier: str, rows: int, buckets: set[int]) -> None:
+    """More than a kernel for another number of rows does: last bits, and what rounding makes of them."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 3))
+    x = np.random.default_rng(rows).standard_normal((rows, 2)).astype(np.float32)
+    alone = load(module, plan=plan_of(tier)).run({"x": x}).outputs["y"]
+    plan = static_plan([*sorted(buckets), 6], max_rows=6, tier=tier)
+    padded = load(module, plan=plan).run({"x": x}).outputs["y"]
+    assert padded.shape == alone.shape
+    ulp = 2.0 ** {"fp32": -24, "layercast": -24, "bf16": -8}.get(tier, -11)
+    np.testing.assert_allclose(padded, alone, atol=8 * ulp * np.abs(alone).max())
+
+
+def test_graphs_are_refused_where_there_are_none() -> None:
+    """Found by the replica where the configuration leaves the device open."""
+    with pytest.raises(ConfigError, match=r"graphs: .* has no graphs"):
+        load(Two(), plan=static_plan(graphs=True))
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """The device that every engine opens."""
+    device = FakeDevice()
+    monkeypatch.setattr("serving.runtime.engine.open_device", lambda *args, **kwargs: device)
+    return device
+
+
+@pytest.mark.parametrize("tier", ["fp32", "fp16", "mixed"])
+def test_requests_and_the_known_answer_are_replays(fake: FakeDevice, tier: str) -> None:
+    """A graph per bucket stands at the start; from then on the model's Python code rests."""
+    module = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 3))
+    eager = load(module, plan=static_plan(tier=tier))
+    engine = load(module, plan=static_plan(graphs=True, tier=tier))
+    assert engine.description.switches["graphs"] == "on"
+    captured, before = len(fake.recordings), sum(recording.replays for recording in fake.recordings)
+    for rows in (1, 2, 3, 4):
+        found = engine.run({"x": X["x"][:rows]}).outputs["y"]
+        np.testing.assert_array_equal(found, eager.run({"x": X["x"][:rows]}).outputs["y"])
+    assert engine.broken() is None
+    assert len(fake.recordings) == captured
+    assert sum(recording.replays for recording in fake.recordings) == before + 5
+
+
+def test_a_replayed_known_answer_that_is_wrong_is_found(fake: FakeDevice) -> None:
+    """The graph's own memory, gone bad under a running replica."""
+    engine = load(Two(), plan=static_plan([4], graphs=True))
+    assert engine.broken() is None
+    fake.recordings[-1].calls.insert(-1, fake.recordings[-1].calls[-1])
+    with pytest.raises(DeviceLost):
+        engine.broken()
+
+
+def test_a_model_that_cannot_be_captured_is_served_without_graphs(fake: FakeDevice) -> None:
+    """And its page says so."""
+    engine = load(
+        Returns(lambda x: x.sum(dim=1, keepdim=True).expand(-1, 3) * x.max().item()),
+        plan=static_plan(graphs=True),
+    )
+    found = engine.run(X).outputs["y"]
+    np.testing.assert_array_equal(found[:, 0], X["x"].sum(axis=1) * X["x"].max())
+    assert engine.description.switches["graphs"].startswith("off: a pass of 1x2 cannot be captured: ")

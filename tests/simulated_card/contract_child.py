@@ -29,12 +29,13 @@ from serving.models.minilm import MiniLM
 from serving.numerics.capability import KINDS, capability
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Cpu, open_device
+from serving.numerics.operator_audit import departures
 from serving.numerics.precision import Kind, PrecisionSpec
 from serving.numerics.probe import admit, attest, expected
 
 SOC = os.environ.get("FAKE_NPU_SOC", "")
 IS_QUEUED = os.environ.get("TASK_QUEUE_ENABLE") != "0"
-HAS_FP32 = SOC == "Ascend910B1"
+HAS_FP32 = SOC in ("Ascend910B1", "Ascend910_9391")
 #: CANN's codes: AI core exception, and memory exhausted.
 AI_CORE, NO_MEMORY = 507015, 207001
 
@@ -219,6 +220,8 @@ def soc_and_family() -> None:
     version, family, saturates = {
         "Ascend910A": (102, "npu-910a", True),
         "Ascend910B1": (220, "npu-910b", False),
+        "Ascend310P3": (202, "npu-310p", True),
+        "Ascend910_9391": (250, "npu-a3", False),
     }[SOC]
     assert npu().get_soc_version() == version
     assert npu().utils.is_support_inf_nan() is not saturates
@@ -371,6 +374,38 @@ def sixteen_bit_tiers_are_near_the_cpu() -> None:
         example = device.to_device([x])
         tier = convert(networks.vision(), PrecisionSpec(kind), device, example)
         assert 1e-6 < distance(answers(tier, device, x), wanted) < 5e-3, kind
+
+
+@check
+def attention_is_measured_by_itself() -> None:
+    """Fused on a 910B1, two products on a 910A; what overflows does so as in products."""
+    spec = PrecisionSpec("fp16")
+    found = attest(spec, opened())
+    assert (found.attention, found.attention_mantissa_bits) == (
+        "fp16" if HAS_FP32 else "fp16-saturating",
+        11,
+    ), found
+    found = attest(PrecisionSpec("fp32"), opened("fp32", accept_degraded=True))
+    assert found.attention == ("fp32-ieee" if HAS_FP32 else "fp32-storage-fp16-cube"), found
+
+
+@check
+def a_model_s_own_departures_are_found() -> None:
+    """The audit sees torch_npu's operators: honest models depart in nothing, a hidden cast is named."""
+    kinds: tuple[Kind, ...] = ("fp16", "mixed", "autocast", *(("fp32", "layercast") if HAS_FP32 else ()))
+    for kind in kinds:
+        device = opened(kind)
+        example = device.to_device([vision_rows(1)])
+        tier = convert(networks.vision(), PrecisionSpec(kind), device, example)
+        with device.running():
+            assert departures(tier, example) == (), kind
+    if HAS_FP32:
+        device = opened("fp32")
+        example = device.to_device([vision_rows(1)])
+        lowered = torch.nn.Sequential(networks.Narrowed(), networks.vision())
+        tier = convert(lowered, PrecisionSpec("fp32"), device, example)
+        with device.running():
+            assert {(d.module, d.computes_in) for d in departures(tier, example)} == {("0", "fp16")}
 
 
 @check

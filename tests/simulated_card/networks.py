@@ -71,6 +71,14 @@ class Scale(nn.Module):
         return self.linear(x)
 
 
+class Narrowed(nn.Module):
+    """Rounds its input through FP16 behind casts: FP32 in, FP32 out."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """X of any shape -> the same."""
+        return x.half().float()
+
+
 class Outer(nn.Module):
     """Needs memory for rows x rows values, twice: 400 MB each at FP16 for 14,000 rows."""
 

@@ -9,10 +9,21 @@ from serving.numerics.cards import find_card
 from serving.numerics.devices.cpu import Cpu
 from serving.numerics.devices.cuda import Cuda
 from serving.numerics.devices.device import Device
+from serving.numerics.devices.graphs import CaptureFailed, Graph
 from serving.numerics.devices.npu import Npu, npu_present
 from serving.numerics.precision import Kind
 
-__all__ = ["Cpu", "Cuda", "Device", "DeviceLost", "DeviceOutOfMemory", "Npu", "open_device"]
+__all__ = [
+    "CaptureFailed",
+    "Cpu",
+    "Cuda",
+    "Device",
+    "DeviceLost",
+    "DeviceOutOfMemory",
+    "Graph",
+    "Npu",
+    "open_device",
+]
 
 #: Tiers that promise FP32 products. On a card without them they fail unless that is accepted.
 _NEED_FP32_CUBE: frozenset[Kind] = frozenset({"fp32", "layercast"})

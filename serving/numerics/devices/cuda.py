@@ -16,6 +16,7 @@ import torch
 
 from serving.errors import ConfigError
 from serving.numerics.capability import Family, cuda_family
+from serving.numerics.devices.graphs import Recorder
 from serving.numerics.devices.streamed import Stream, StreamedDevice
 from serving.numerics.devices.threads import read_threads, set_threads
 
@@ -89,6 +90,12 @@ class Cuda(StreamedDevice):
     def _entered(self) -> Iterator[None]:
         with torch.cuda.device(self._device), torch.cuda.stream(self._own_stream):
             yield
+
+    def _recorder(self) -> Recorder:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads of the process never touch the GPU, and must not spoil the capture.
+        context = torch.cuda.graph(graph, stream=self._own_stream, capture_error_mode="thread_local")
+        return Recorder(graph, context)
 
     def _release_memory(self) -> None:
         torch.cuda.empty_cache()

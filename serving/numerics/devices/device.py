@@ -14,6 +14,7 @@ from serving.errors import ModelError
 from serving.numerics.capability import Capability, Family
 from serving.numerics.capability import capability as capability_of
 from serving.numerics.cards import IEEE, Card
+from serving.numerics.devices.graphs import CaptureFailed, Graph, Pass
 from serving.numerics.precision import Kind
 from serving.tensors import Array
 
@@ -84,6 +85,24 @@ class Device(ABC):
     def healthy(self) -> bool:
         """Whether the device still computes a known answer. A CPU always does."""
         return not self.poisoned
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether `capture` may succeed."""
+        return False
+
+    def capture(self, forward: Pass, inputs: Sequence[torch.Tensor]) -> Graph:
+        """Record a forward pass, to be replayed on other inputs of the same shapes.
+
+        The pass runs a few times first, on copies of `inputs`.
+
+        Raises:
+            CaptureFailed: the device has no graphs, or the pass is not one sequence of operators,
+                as when it waits for a value on the host.
+            DeviceOutOfMemory: the pass did not fit beside what is there; the device goes on.
+            DeviceLost: the device failed, now or before.
+        """
+        raise CaptureFailed(f"{self.title} has no graphs")
 
     def to_device(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """Arrays -> tensors on the device, of the same dtypes and shapes.

@@ -18,6 +18,7 @@ import torch
 
 from serving.errors import ConfigError
 from serving.numerics.capability import Family, has_fp32_cube, npu_family
+from serving.numerics.devices.graphs import Recorder
 from serving.numerics.devices.streamed import Stream, StreamedDevice
 from serving.numerics.devices.threads import read_threads, set_threads
 
@@ -25,6 +26,9 @@ _KEEP = "must_keep_origin_dtype"
 _ALLOW = "allow_fp32_to_fp16"
 #: 910A, 310P and 310B have no infinities in FP16, whatever the environment says.
 _SATURATING: frozenset[Family] = frozenset({"npu-910a", "npu-310p", "npu-310b"})
+#: Where CANN documents captures: hicann/runtime, `aclmdlRICaptureBegin`. Elsewhere torch_npu
+#: 2.13.0 does not refuse by itself, and on a 910A gives a graph no memory of its own.
+_WITH_GRAPHS: frozenset[Family] = frozenset({"npu-910b", "npu-a3", "npu-950"})
 
 
 class Npu(StreamedDevice):
@@ -87,6 +91,11 @@ class Npu(StreamedDevice):
         """By SoC; a 910B can be made to saturate too, which the probe finds."""
         return self._family in _SATURATING
 
+    @property
+    def has_graphs(self) -> bool:
+        """By SoC: where CANN documents captures."""
+        return self._family in _WITH_GRAPHS
+
     def read_switches(self) -> dict[str, str]:
         """Read again."""
         return {**_read_options(self._npu), **read_threads()}
@@ -111,6 +120,12 @@ class Npu(StreamedDevice):
         self._npu.set_device(self._device)
         with self._npu.stream(self._own_stream):
             yield
+
+    def _recorder(self) -> Recorder:
+        graph = self._npu.NPUGraph()
+        # Other threads of the process never touch the card, and must not spoil the capture.
+        context = self._npu.graph(graph, stream=self._own_stream, capture_error_mode="thread_local")
+        return Recorder(graph, context)
 
     def _release_memory(self) -> None:
         self._npu.empty_cache()

@@ -6,18 +6,22 @@ import traceback
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 
 from serving.errors import DeviceLost, DeviceOutOfMemory
 from serving.numerics.devices.device import Device, tensor_of
 from serving.numerics.devices.failures import is_device_fault, is_out_of_memory
+from serving.numerics.devices.graphs import CapturedPass, CaptureFailed, Graph, Pass, Recorder
 from serving.tensors import Array
 
 #: Of the known answer's matrices.
 _SIDE = 16
 _LAST_COUNT = 1 << 30
+#: Passes before a capture, in which libraries choose kernels and take workspaces: what
+#: `torch.cuda.make_graphed_callables` does.
+_WARM_UP_PASSES = 3
 
 
 class Stream(Protocol):
@@ -49,6 +53,10 @@ class StreamedDevice(Device):
     @property
     @abstractmethod
     def _stream(self) -> Stream: ...
+
+    @abstractmethod
+    def _recorder(self) -> Recorder:
+        """An empty graph that records this device's stream."""
 
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in memory that the device copies from without the host's help."""
@@ -99,6 +107,33 @@ class StreamedDevice(Device):
             # Pinned memory is scarce and pooled; the caller keeps its array for as long as it likes.
             array: Array = host.numpy().copy()
             return array
+
+    @property
+    def has_graphs(self) -> bool:
+        """Unless a kind of device says otherwise."""
+        return True
+
+    def capture(self, forward: Pass, inputs: Sequence[torch.Tensor]) -> Graph:
+        """As `Device.capture`; the device's own stream is not the default one, as captures need it."""
+        if not self.has_graphs:
+            return super().capture(forward, inputs)
+        with self.running():
+            own = [tensor.clone() for tensor in inputs]
+            counter = torch.zeros(1, dtype=torch.int32, device=self.torch_device)
+            for _ in range(_WARM_UP_PASSES):
+                forward(*own)
+            self._stream.synchronize()
+        try:
+            with self._entered():
+                recorder = self._recorder()
+                with recorder.context:
+                    outputs = forward(*own)
+                    counter.add_(1)
+        except Exception as error:
+            self._judge_capture(error)
+        with self.running():
+            counter.zero_()  # Whether recording an operator also runs it is the runtime's business.
+        return CapturedPass(self, recorder.recording, own, outputs, counter)
 
     def healthy(self) -> bool:
         """Whether the device still computes a known answer; if not, it is poisoned."""
@@ -153,5 +188,30 @@ class StreamedDevice(Device):
         if out_of_memory:
             raise DeviceOutOfMemory("the batch did not fit in the device's memory") from error
 
+    def _judge_capture(self, error: Exception) -> NoReturn:
+        """Decide what an error during a capture says of the device.
+
+        The runtime refuses in its own words what cannot be recorded, so its words prove nothing
+        here; whether the device still computes does.
+
+        Raises:
+            CaptureFailed, DeviceOutOfMemory, DeviceLost: one of them.
+        """
+        out_of_memory = is_out_of_memory(error)
+        traceback.clear_frames(error.__traceback__)
+        self._release_memory()
+        if not self.healthy():
+            raise DeviceLost(f"{self.name} failed and takes no more work") from error
+        if out_of_memory:
+            raise DeviceOutOfMemory("the graph did not fit in the device's memory") from error
+        raise CaptureFailed(_first_words(error)) from error
+
     def _release_memory(self) -> None:
         """Give cached memory back, so that the next batch finds it in one piece."""
+
+
+def _first_words(error: BaseException) -> str:
+    """What went wrong first, in a line: ending a spoilt capture raises again, and says less."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,6 +1,8 @@
 """CUDA as far as a CPU build has it: the flags, their order, and refusals."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,33 @@ def test_a_flag_that_does_not_stick_is_refused(monkeypatch: pytest.MonkeyPatch) 
         cuda.set_precision(tf32=False)
 
 
+@pytest.mark.parametrize(
+    ("turn_on", "name"),
+    [
+        (lambda: setattr(CUDNN, "allow_tf32", True), "cudnn.allow_tf32"),
+        (lambda: setattr(MATMUL, "allow_tf32", True), "matmul.allow_tf32"),
+        (lambda: torch.set_float32_matmul_precision("medium"), "matmul.fp32_precision"),
+        (lambda: setattr(MATMUL, "allow_fp16_accumulation", True), "matmul.allow_fp16_accumulation"),
+    ],
+)
+def test_a_flag_turned_on_later_is_read(turn_on: Callable[[], None], name: str) -> None:
+    """Negative control: whatever user code turns on by whichever name, the read-back changes."""
+    before = cuda.set_precision(tf32=False)
+    turn_on()
+    try:
+        assert cuda.read_precision()[name] != before[name]
+    finally:
+        MATMUL.allow_fp16_accumulation = False
+
+
+def test_a_contradiction_of_old_and_new_flags_cannot_be_read() -> None:
+    """TF32 turned on for convolutions alone: torch refuses to say, so no check passes."""
+    cuda.set_precision(tf32=False)
+    CUDNN.conv.fp32_precision = "tf32"
+    with pytest.raises(RuntimeError, match="cuDNN conv and cuDNN RNN have different TF32 flags"):
+        cuda.read_precision()
+
+
 def test_environment_may_not_override(monkeypatch: pytest.MonkeyPatch) -> None:
     """An override from outside would make every flag a lie, whatever its value."""
     monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "0")
@@ -88,3 +117,21 @@ def test_no_gpu() -> None:
     """Opening without one says so and what to do."""
     with pytest.raises(ConfigError, match=r"device: torch sees no CUDA device; set device: cpu"):
         open_device("cuda", threads=1)
+
+
+def test_a_graph_records_the_devices_own_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and options of `torch.cuda` that a CPU build has; no CUDA graph is captured anywhere here."""
+    assert {"cuda_graph", "stream", "capture_error_mode"} <= inspect.signature(
+        torch.cuda.graph
+    ).parameters.keys()
+    assert {"replay", "capture_begin", "capture_end"} <= set(dir(torch.cuda.CUDAGraph))
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "a graph")
+    monkeypatch.setattr(
+        torch.cuda, "graph", lambda graph, **options: asked.append((graph, options)) or "a context"
+    )
+    device = cuda.Cuda.__new__(cuda.Cuda)
+    device._own_stream = "a stream"
+    recorder = device._recorder()
+    assert (recorder.recording, recorder.context) == ("a graph", "a context")
+    assert asked == [("a graph", {"stream": "a stream", "capture_error_mode": "thread_local"})]

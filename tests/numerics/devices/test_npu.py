@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from serving.errors import ConfigError
-from serving.numerics.devices import npu, open_device
+from serving.numerics.devices import CaptureFailed, npu, open_device
 
 
 class CubeMathType(IntEnum):
@@ -182,3 +182,28 @@ def test_presence_is_found_without_an_import(monkeypatch: pytest.MonkeyPatch) ->
     assert "torch_npu" not in sys.modules
     monkeypatch.setattr(npu.importlib.util, "find_spec", lambda name: None)
     assert not npu.npu_present()
+
+
+@pytest.mark.parametrize(
+    ("soc", "graphs"), [(102, False), (205, False), (220, True), (240, False), (250, True), (260, True)]
+)
+def test_graphs_where_cann_documents_captures(
+    monkeypatch: pytest.MonkeyPatch, log: list[str], *, soc: int, graphs: bool
+) -> None:
+    """Atlas A2, A3 and 950; elsewhere a capture is refused before torch_npu is asked."""
+    device = opened(monkeypatch, fake_torch_npu(soc, log))
+    assert device.has_graphs is graphs
+    if not graphs:
+        with pytest.raises(CaptureFailed, match=f"Ascend-{soc} has no graphs"):
+            device.capture(lambda x: [x], [torch.ones(1)])
+
+
+def test_a_graph_records_the_devices_own_stream(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> None:
+    """With the options that torch_npu 2.13.0 takes; what it makes of them the simulated card shows."""
+    module = fake_torch_npu(220, log)
+    asked: list[Any] = []
+    module.npu.NPUGraph = lambda: "a graph"
+    module.npu.graph = lambda graph, **options: asked.append((graph, options)) or "a context"
+    recorder = opened(monkeypatch, module)._recorder()
+    assert (recorder.recording, recorder.context) == ("a graph", "a context")
+    assert asked == [("a graph", {"stream": "a stream", "capture_error_mode": "thread_local"})]

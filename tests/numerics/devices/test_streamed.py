@@ -1,65 +1,13 @@
 """A device with a stream, rehearsed on the CPU: copies, failures, and what follows them."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from streamed_device import FakeDevice
 
-from serving.numerics.capability import Family
 from serving.numerics.devices import DeviceLost, DeviceOutOfMemory
-from serving.numerics.devices.streamed import Stream, StreamedDevice
-
-
-class FakeStream:
-    """Raises what it is told to when it is waited for, once."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.waits = 0
-
-    def synchronize(self) -> None:
-        self.waits += 1
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-
-
-class FakeDevice(StreamedDevice):
-    """The CPU behind a stream."""
-
-    kind = "npu"
-    name = "fake"
-    torch_device = torch.device("cpu")
-    switches: Mapping[str, str] = {}
-    family: Family = "npu-910b"
-
-    def __init__(self) -> None:
-        self.stream = FakeStream()
-        self.entries = 0
-        self.released = 0
-
-    def read_switches(self) -> dict[str, str]:
-        return {}
-
-    def memory_bytes(self) -> Mapping[str, int]:
-        return {}
-
-    @property
-    def _stream(self) -> Stream:
-        return self.stream
-
-    @contextmanager
-    def _entered(self) -> Iterator[None]:
-        self.entries += 1
-        yield
-
-    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
-
-    def _release_memory(self) -> None:
-        self.released += 1
 
 
 @pytest.fixture

@@ -47,6 +47,11 @@ std::string fault_operator;
 int fault_code = 0;
 long fault_after = 0;
 
+// A capture keeps the calls of operators and copies; a replay makes them again.
+struct Graph { std::vector<std::function<int()>> calls; };
+Graph* capturing = nullptr;
+bool capture_is_valid = true;
+
 std::atomic<int> next_stream{1};
 int64_t system_options[64];
 
@@ -97,7 +102,8 @@ extern "C" {
 // ---- What tests and the stand-in for libopapi.so call; no part of ACL ----
 
 // From now on `op` fails with `code`, after `after` more calls of it; code 0 ends that. "" is every operator,
-// "sync" a synchronisation, "memcpy" a copy. A fault stays until it is ended.
+// "sync" a synchronisation, "memcpy" a copy; "replay" a graph that computes nothing and reports nothing.
+// A fault stays until it is ended.
 void fakeacl_set_fault(const char* op, int code, long after) {
   std::lock_guard<std::mutex> lock(fault_mutex);
   fault_operator = op ? op : "";
@@ -144,7 +150,7 @@ const char* aclrtGetSocName() {
 // Only "does it have infinities" is asked: a 910B with a digit behind it does, a 910B without is an old 910.
 aclError aclGetCannAttribute(aclCannAttr, int32_t* value) {
   const std::string soc = aclrtGetSocName();
-  *value = soc.rfind("Ascend910B", 0) == 0 && soc.size() > strlen("Ascend910B");
+  *value = (soc.rfind("Ascend910B", 0) == 0 && soc.size() > strlen("Ascend910B")) || soc.rfind("Ascend910_93", 0) == 0;
   return 0;
 }
 
@@ -164,6 +170,14 @@ aclError aclsysGetCANNVersion(aclCANNPackageName, aclCANNPackageVersion* version
   memset(version, 0, sizeof *version);
   strcpy(version->version, text("FAKE_CANN_VERSION", "8.2.RC1").c_str());
   return 0;
+}
+
+// Waiting is refused while a stream is captured, and spoils the capture: nothing has run that one could wait for.
+static aclError waited() {
+  if (!capturing) return fakeacl_check_fault("sync");
+  capture_is_valid = false;
+  last_message = "EE9999: waiting on a stream that is captured";
+  return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
 }
 
 // ---- Devices ----
@@ -202,8 +216,8 @@ aclError aclrtGetPrimaryCtxState(int32_t of_device, uint32_t* flags, int32_t* ac
 }
 
 aclError aclrtResetDevice(int32_t) { return 0; }
-aclError aclrtSynchronizeDevice() { return fakeacl_check_fault("sync"); }
-aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return fakeacl_check_fault("sync"); }
+aclError aclrtSynchronizeDevice() { return waited(); }
+aclError aclrtSynchronizeDeviceWithTimeout(int32_t) { return waited(); }
 aclError aclrtDeviceCanAccessPeer(int32_t* can, int32_t, int32_t) { *can = 1; return 0; }
 aclError aclrtGetDeviceInfo(uint32_t, aclrtDevAttr, int64_t* value) { *value = 30; return 0; }
 aclError aclGetDeviceCapability(uint32_t, aclDeviceInfo, int64_t* value) { *value = 30; return 0; }
@@ -282,7 +296,9 @@ aclError aclrtMemcpy(void* to, size_t, const void* from, size_t bytes, aclrtMemc
 }
 
 aclError aclrtMemcpyAsync(void* to, size_t room, const void* from, size_t bytes, aclrtMemcpyKind kind, aclrtStream) {
-  return aclrtMemcpy(to, room, from, bytes, kind);
+  if (!capturing) return aclrtMemcpy(to, room, from, bytes, kind);
+  capturing->calls.push_back([=] { return aclrtMemcpy(to, room, from, bytes, kind); });
+  return 0;
 }
 
 aclError aclrtMemset(void* to, size_t, int32_t value, size_t bytes) {
@@ -291,7 +307,9 @@ aclError aclrtMemset(void* to, size_t, int32_t value, size_t bytes) {
 }
 
 aclError aclrtMemsetAsync(void* to, size_t room, int32_t value, size_t bytes, aclrtStream) {
-  return aclrtMemset(to, room, value, bytes);
+  if (!capturing) return aclrtMemset(to, room, value, bytes);
+  capturing->calls.push_back([=] { return aclrtMemset(to, room, value, bytes); });
+  return 0;
 }
 
 aclError aclrtPointerGetAttributes(const void* pointer, aclrtPtrAttributes* attributes) {
@@ -322,8 +340,8 @@ aclError aclrtDestroyStream(aclrtStream stream) {
 }
 
 aclError aclrtDestroyStreamForce(aclrtStream stream) { return aclrtDestroyStream(stream); }
-aclError aclrtSynchronizeStream(aclrtStream) { return fakeacl_check_fault("sync"); }
-aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return fakeacl_check_fault("sync"); }
+aclError aclrtSynchronizeStream(aclrtStream) { return waited(); }
+aclError aclrtSynchronizeStreamWithTimeout(aclrtStream, int32_t) { return waited(); }
 aclError aclrtStreamQuery(aclrtStream, aclrtStreamStatus* status) { *status = ACL_STREAM_STATUS_COMPLETE; return 0; }
 aclError aclrtSetStreamFailureMode(aclrtStream, uint64_t) { return 0; }
 aclError aclrtSetStreamAttribute(aclrtStream, aclrtStreamAttr, aclrtStreamAttrValue*) { return 0; }
@@ -353,7 +371,7 @@ aclError aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t) { *event = new Ev
 aclError aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t) { *event = new Event; return 0; }
 aclError aclrtDestroyEvent(aclrtEvent event) { delete static_cast<Event*>(event); return 0; }
 aclError aclrtResetEvent(aclrtEvent, aclrtStream) { return 0; }
-aclError aclrtSynchronizeEvent(aclrtEvent) { return fakeacl_check_fault("sync"); }
+aclError aclrtSynchronizeEvent(aclrtEvent) { return waited(); }
 
 aclError aclrtRecordEvent(aclrtEvent event, aclrtStream) {
   static_cast<Event*>(event)->recorded = Clock::now();
@@ -383,37 +401,42 @@ aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* microseconds) {
 
 }  // extern "C"
 
-// ---- Graphs: a capture keeps the operators' calls, a replay makes them again ----
-
-namespace {
-
-struct Graph { std::vector<std::function<int()>> calls; };
-Graph* capturing = nullptr;
-
-}  // namespace
+// ---- Graphs ----
 
 void fakeacl_record(std::function<int()> call) { capturing->calls.push_back(std::move(call)); }
 
 extern "C" {
 
 int fakeacl_capturing() { return capturing != nullptr; }
-aclError aclmdlRICaptureBegin(aclrtStream, aclmdlRICaptureMode) { capturing = new Graph; return 0; }
 aclError aclmdlRIDestroy(aclmdlRI graph) { delete static_cast<Graph*>(graph); return 0; }
 aclError aclmdlRICaptureThreadExchangeMode(aclmdlRICaptureMode*) { return 0; }
 
+aclError aclmdlRICaptureBegin(aclrtStream, aclmdlRICaptureMode) {
+  capturing = new Graph;
+  capture_is_valid = true;
+  return 0;
+}
+
 aclError aclmdlRICaptureGetInfo(aclrtStream, aclmdlRICaptureStatus* status, aclmdlRI* graph) {
-  *status = capturing ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+  const auto active = capture_is_valid ? ACL_MODEL_RI_CAPTURE_STATUS_ACTIVE : ACL_MODEL_RI_CAPTURE_STATUS_INVALIDATED;
+  *status = capturing ? active : ACL_MODEL_RI_CAPTURE_STATUS_NONE;
   *graph = capturing;
   return 0;
 }
 
 aclError aclmdlRICaptureEnd(aclrtStream, aclmdlRI* graph) {
+  if (!capture_is_valid) {
+    delete capturing;
+    capturing = nullptr;
+  }
   *graph = capturing;
   capturing = nullptr;
-  return 0;
+  return capture_is_valid ? 0 : ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
 }
 
 aclError aclmdlRIExecuteAsync(aclmdlRI graph, aclrtStream) {
+  // A fault of "replay" computes nothing and says nothing, as operators do that torch_npu's queue drops.
+  if (fakeacl_check_fault("replay")) return 0;
   for (const auto& call : static_cast<Graph*>(graph)->calls) {
     if (const int code = call()) return code;
   }

@@ -75,10 +75,11 @@ at::ScalarType dtype_of(aclDataType type) {
   }
 }
 
-// A 910B with a digit behind it; one without is an old 910.
+// A 910B with a digit behind it (one without is an old 910), or an A3, whose arithmetic is the same.
 bool is_910b() {
   static const bool found =
-      strncmp(aclrtGetSocName(), "Ascend910B", 10) == 0 && strlen(aclrtGetSocName()) > 10;
+      (strncmp(aclrtGetSocName(), "Ascend910B", 10) == 0 && strlen(aclrtGetSocName()) > 10) ||
+      strncmp(aclrtGetSocName(), "Ascend910_93", 12) == 0;
   return found;
 }
 
