@@ -83,6 +83,28 @@ def _parser() -> argparse.ArgumentParser:
         help="rehearse this card on the CPU as well; may be given several times",
     )
     doctor.set_defaults(run=_doctor)
+    tier = _command(
+        commands,
+        "tier",
+        "take a tier out of service on a running server (trip), or put it back (reset)",
+        "halftone tier trip text fp16 --reason 'new driver'",
+    )
+    tier.add_argument("action", choices=("trip", "reset"))
+    tier.add_argument("model", metavar="MODEL")
+    tier.add_argument("tier", metavar="TIER")
+    tier.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    tier.add_argument("--tokens-file", type=Path, help="the server's; its first token is sent")
+    tier.add_argument("--reason", help="for logs, and for other operators")
+    tier.set_defaults(run=_tier)
+    replay = _command(
+        commands,
+        "replay",
+        "compute a captured row again on this machine; exit status 1 when the divergence does not show",
+        "halftone replay captures/text-fp16-7-000001.safetensors deployments/local.yaml",
+    )
+    replay.add_argument("file", type=Path, metavar="FILE", help="a divergence capture")
+    replay.add_argument("config", type=Path, metavar="CONFIG", help="the configuration with its model")
+    replay.set_defaults(run=_replay)
     schema = _command(
         commands,
         "schema",
@@ -156,6 +178,31 @@ def _doctor(options: argparse.Namespace) -> int:
     report = examine(options.card)
     print(json.dumps(report, indent=2) if options.json else as_text(report))
     return EXIT_OK
+
+
+def _tier(options: argparse.Namespace) -> int:
+    from serving.runtime.tier_command import set_tier  # noqa: PLC0415
+
+    set_tier(
+        options.action,
+        options.model,
+        options.tier,
+        url=options.url,
+        tokens_file=options.tokens_file,
+        reason=options.reason,
+    )
+    print(f"{options.model}/{options.tier}: {options.action} done; gateways follow within a second")
+    return EXIT_OK
+
+
+def _replay(options: argparse.Namespace) -> int:
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    config = load_config(options.config)
+    from serving.runtime.replay import replay  # noqa: PLC0415  Imports torch.
+
+    shows = replay(options.file, config, print)
+    print("the divergence shows again" if shows else "the divergence does not show here")
+    return EXIT_OK if shows else EXIT_FAILED
 
 
 def _schema(_options: argparse.Namespace) -> int:

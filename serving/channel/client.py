@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from serving.channel.connection import ConnectionLost, ReplicaConnection
 from serving.channel.endpoint import Endpoint, connected_ipc_socket, this_host
 from serving.channel.handshake import HANDSHAKE_TIMEOUT_S
-from serving.errors import DeviceLost, TierLost
+from serving.errors import DeviceLost, NotReady, TierLost
 from serving.gateway.tier_client import BatchResult, TierReport
 from serving.tensors import Tensors, row_count
 
@@ -135,6 +135,17 @@ class ChannelTierClient:
                 lost = error
             logger.warning("tier %s: a batch lost its replica: %r", self._name, lost)
         raise TierLost(f"tier {self._name} lost its replica twice") from lost
+
+    async def run_background(self, batch: Tensors) -> BatchResult:
+        """Compute a batch if a connected replica is idle; see `TierClient.run_background`."""
+        connection = self._least_loaded()
+        if connection is None or connection.outstanding_rows:
+            raise NotReady("no connected replica is idle")
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await connection.run(batch, row_count(batch), is_background=True)
+        except (ConnectionLost, TimeoutError) as error:
+            raise NotReady("the replica was lost") from error
 
     def _least_loaded(self) -> ReplicaConnection | None:
         able = [connection for connection in self._connections.values() if connection.takes_batches]

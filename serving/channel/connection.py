@@ -48,8 +48,8 @@ class ReplicaConnection(FrameStream):
         self._last_heard_s = 0.0
         self._pinger: asyncio.TimerHandle | None = None
 
-    async def run(self, batch: Tensors, rows: int) -> BatchResult:
-        """Compute a batch.
+    async def run(self, batch: Tensors, rows: int, *, is_background: bool = False) -> BatchResult:
+        """Compute a batch; one in the background only if the replica has nothing else to do.
 
         Raises:
             ConnectionLost: the connection ended before the reply.
@@ -58,7 +58,7 @@ class ReplicaConnection(FrameStream):
         if not self.is_open:
             raise ConnectionLost(self.endpoint.replica)
         frame_id = next(self._ids)
-        pieces = encode_frame(frame_id, batch)
+        pieces = encode_frame(frame_id, batch, is_background=is_background)
         reply = self._replies[frame_id] = asyncio.get_running_loop().create_future()
         self.outstanding_rows += rows
         try:

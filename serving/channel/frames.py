@@ -75,7 +75,10 @@ class Head(msgspec.Struct, array_like=True, gc=False):
     #: Pairs a reply with its request.
     id: int
     tensors: tuple[TensorHead, ...] = ()
+    #: Of a reply: on the device.
     compute_s: float = 0.0
+    #: Of a request: only if the replica has nothing else to do.
+    is_background: bool = False
     error_code: str = ""
     error: str = ""
 
@@ -97,7 +100,9 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Head)
 
 
-def encode_frame(frame_id: int, tensors: Tensors, *, compute_s: float = 0.0) -> list[bytes | memoryview]:
+def encode_frame(
+    frame_id: int, tensors: Tensors, *, compute_s: float = 0.0, is_background: bool = False
+) -> list[bytes | memoryview]:
     """A frame in pieces, to be written one after the other; tensors are not copied.
 
     Raises:
@@ -114,7 +119,7 @@ def encode_frame(frame_id: int, tensors: Tensors, *, compute_s: float = 0.0) -> 
         if padding_bytes:
             payload.append(bytes(padding_bytes))
         payload_bytes += size_bytes + padding_bytes
-    head = _encoder.encode(Head(frame_id, tuple(heads), compute_s))
+    head = _encoder.encode(Head(frame_id, tuple(heads), compute_s, is_background))
     return [*_opening(head, payload_bytes), *payload]
 
 

@@ -85,7 +85,8 @@ class ChannelServer:
 
     def compute(self, connection: _GatewayStream, frame: Frame) -> asyncio.Task[None] | None:
         """Compute a batch and reply. Cancelled before it started, it costs no compute."""
-        if len(self._batches) >= self._max_inflight:
+        limit = 1 if frame.head.is_background else self._max_inflight
+        if len(self._batches) >= limit:
             connection.write(encode_error(frame.head.id, NotReady("the replica has too many batches")))
             return None
         task = asyncio.get_running_loop().create_task(self._answer(connection, frame))

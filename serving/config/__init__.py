@@ -1,11 +1,11 @@
 """The configuration: typed, frozen, read once, refused whole when anything in it is wrong."""
 
+from serving.config.divergence import CaptureConfig, Divergence, DivergenceMetric
 from serving.config.loading import json_schema, load_config, parse_config
 from serving.config.schema import (
     Batching,
     ClassRule,
     Config,
-    Divergence,
     Guard,
     ModelConfig,
     ServerConfig,
@@ -15,9 +15,11 @@ from serving.config.schema import (
 
 __all__ = [
     "Batching",
+    "CaptureConfig",
     "ClassRule",
     "Config",
     "Divergence",
+    "DivergenceMetric",
     "Guard",
     "ModelConfig",
     "ServerConfig",

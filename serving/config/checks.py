@@ -116,6 +116,4 @@ def ineffective(config: Config) -> list[str]:
         path = f"models[{index}]"
         if "guard" in model.model_fields_set:
             notes.append(f"{path}.guard: the overflow guard is not built yet; a non-finite answer is 422")
-        if "divergence" in model.model_fields_set:
-            notes.append(f"{path}.divergence: live comparison is not built yet")
     return notes

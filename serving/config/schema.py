@@ -7,22 +7,13 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal, Self, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
+from serving.config.divergence import Divergence
+from serving.config.section import NAME_PATTERN, Name, Section, TensorName
 from serving.tensors import DTYPES, FREE, MAX_RANK, OutputKind, Signature, TensorSpec
 
 TierKind = Literal["fp32", "tf32", "hf32", "layercast", "mixed", "autocast", "fp16", "bf16"]
-
-#: Names that reach URLs, headers and metric labels. No `<`, `>` or `=`: those make a tolerance.
-NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,62}$"
-Name = Annotated[str, Field(pattern=NAME_PATTERN)]
-TensorName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}$")]
-
-
-class Section(BaseModel):
-    """A part of the configuration: frozen, and no key that it does not know."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
 
 
 class ServerConfig(Section):
@@ -114,6 +105,12 @@ class Batching(Section):
     max_wait_ms: float = Field(
         default=2.0, ge=0, le=1000, description="How long a busy tier's next batch waits to fill."
     )
+    target_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=600_000,
+        description="For a row from arrival to answer: keeps batches small enough, by what they cost lately.",
+    )
     buckets: Literal["auto"] | tuple[int, ...] | None = Field(
         default=None,
         description="Numbers of rows that batches are padded to, so that the device sees few shapes; "
@@ -203,16 +200,6 @@ class Guard(Section):
     """Overflow guard. Read and checked; without effect in this version."""
 
     mode: Literal["output", "deep", "off"] = "output"
-
-
-class Divergence(Section):
-    """Live comparison with the reference. Read and checked; without effect in this version."""
-
-    sample: float = Field(default=0.05, ge=0, le=1)
-    metric: str = "rel_l2"
-    budget: float = Field(default=5.0e-3, gt=0)
-    quantile: float = Field(default=0.99, gt=0, lt=1)
-    window: int = Field(default=1000, ge=1)
 
 
 SOURCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"

@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from serving.errors import Deadline, InternalError, ModelError, Overloaded, RequestError, TooLarge
+from serving.errors import Deadline, InternalError, ModelError, NotReady, Overloaded, RequestError, TooLarge
 from serving.gateway.pacing import Pacer
 from serving.gateway.tier_client import BatchResult, TierClient
 from serving.tensors import Tensors, slice_rows
@@ -145,6 +145,17 @@ class Coalescer:
         if self._reserved_rows + rows > self._limits.max_queue_rows:
             raise Overloaded("the tier's queue is full", self._retry_after_s())
         self._reserve(rows)
+
+    async def run_background(self, batch: Tensors) -> Tensors:
+        """Compute a batch that nobody waits for, past the queue, if a replica is idle.
+
+        Raises:
+            NotReady: none is.
+            RequestError: what the tier answered.
+        """
+        if self._queues or self._inflight_batches >= self._limits.replicas:
+            raise NotReady("every replica has rows to compute")
+        return (await self._client.run_background(batch)).outputs
 
     def release(self, rows: int) -> None:
         """Give back rows that were admitted and will not be submitted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -68,6 +69,48 @@ def _tier(lane: Lane) -> Document:
         "measured": dict(description.measured),
         "switches": dict(description.switches),
     }
+
+
+def measured_precision(model: ServedModel) -> Document:
+    """`GET /v2/models/{m}/precision`: each tier's divergence, state and reason; the floor; the budget."""
+    config = model.config.divergence
+    document: Document = {
+        "model": model.name,
+        "reference": model.table.reference,
+        "sample": config.sample,
+        "budget": {
+            "metric": config.metric,
+            "limit": config.budget,
+            "quantile": config.quantile,
+            "window": config.window,
+            "min_samples": config.enough_samples,
+        },
+        "floor": {},
+        "tiers": {},
+    }
+    if model.precision is None:
+        return document
+    for tier in model.lanes:
+        if tier == model.precision.reference:
+            document["tiers"][tier] = {"state": "serving", "reason": "the reference"}
+            continue
+        known = model.precision.standing(tier)
+        document["floor"] = {metric: _or_null(value) for metric, value in known.floor.items()}
+        document["tiers"][tier] = {
+            "state": known.state,
+            "reason": known.reason,
+            "by_hand": known.is_held,
+            "samples": known.samples,
+            "budget_ratio": _or_null(known.ratio),
+            "quantiles": {metric: _or_null(found.quantile) for metric, found in known.metrics.items()},
+            "bounds": {metric: _or_null(found.bound) for metric, found in known.metrics.items()},
+        }
+    return document
+
+
+def _or_null(value: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return value if math.isfinite(value) else None
 
 
 def example_request(signature: Signature, example: Tensors) -> Document:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -22,14 +22,16 @@ from serving.errors import (
     UnsupportedMedia,
     quote,
 )
+from serving.gateway.coalescer import Coalescer
 from serving.gateway.model import Lane, ServedModel
+from serving.gateway.reply_facts import decision_facts, headers_of, tolerance_facts, verification_facts
 from serving.gateway.routes import VERSION
 from serving.models.source import ModelSource
 from serving.observe.metrics import OTHER, GatewayMetrics
 from serving.protocol.compression import decompress
 from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response
 from serving.protocol.oip import InferRequest, decode_infer, encode_infer
-from serving.routing.declaration import declared_precision
+from serving.routing.declaration import Tolerance, declared_precision
 from serving.routing.policy import Decision
 from serving.tensors import Tensors
 
@@ -83,14 +85,28 @@ class Inference:
         )
         if infer.id and request.headers.get(REQUEST_ID_HEADER) is None:
             context.request_id = infer.id
-        decision = self._decide(model, request.headers, infer)
+        declared = declared_precision(
+            request.headers.get_all("x-precision"), infer.parameters.get("precision")
+        )
+        decision = _decide(model, declared, context.request_id)
         lane = context.lane = model.lanes[decision.tier]
-        timeout_s = self._timeout_s(request.headers, infer.parameters)
-        outputs = await self._compute(model, lane, infer, started_s + timeout_s)
-        response = _response(model, lane, decision, infer, outputs)
+        lanes = [lane]
+        if _wants_verification(request.headers):
+            lanes.append(_reference_lane(model))
+        deadline_s = started_s + self._timeout_s(request.headers, infer.parameters)
+        tensors, answers = await self._compute(model, lanes, infer, deadline_s)
+        facts = decision_facts(decision, lane.description.effective if lane.description else "")
+        if model.precision is not None:
+            if isinstance(declared, Tolerance):
+                facts |= tolerance_facts(model.precision, declared, decision)
+            if len(answers) > 1:
+                facts |= verification_facts(await model.precision.compare(decision.tier, *answers))
+            model.precision.offer(context.request_id, decision, tensors, answers[0])
+        _check_finite(answers[0])
+        headers, body = encode_infer(model.name, VERSION, infer, answers[0], facts)
         lane.metrics.answered.inc()
         lane.metrics.request_duration.observe(time.perf_counter() - context.started_s)
-        return response
+        return Response(200, headers + headers_of(facts), body)
 
     def _plain_body(self, request: Request) -> bytes:
         content_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
@@ -103,15 +119,6 @@ class Inference:
         if encoding is None:
             return request.body
         return decompress(request.body, encoding, self._server.max_body_bytes)
-
-    def _decide(self, model: ServedModel, headers: Headers, infer: InferRequest) -> Decision:
-        verify = headers.get("x-precision-verify")
-        if verify is not None and verify.strip().lower() != "false":
-            raise BadPrecision("X-Precision-Verify is not served yet")
-        declared = declared_precision(headers.get_all("x-precision"), infer.parameters.get("precision"))
-        decision = model.table.decide(declared)
-        model.routed(decision).inc()
-        return decision
 
     def _timeout_s(self, headers: Headers, parameters: Mapping[str, object]) -> float:
         """The shortest of the server's limit, the header's seconds and OIP's microseconds."""
@@ -129,20 +136,32 @@ class Inference:
         return min(timeouts_s)
 
     async def _compute(
-        self, model: ServedModel, lane: Lane, infer: InferRequest, deadline_s: float
-    ) -> Tensors:
-        coalescer, _ = lane.ready_coalescer()
-        coalescer.admit(infer.rows)
+        self, model: ServedModel, lanes: Sequence[Lane], infer: InferRequest, deadline_s: float
+    ) -> tuple[Tensors, list[Tensors]]:
+        """The model's tensors, and what each lane makes of them."""
+        coalescers = [lane.ready_coalescer()[0] for lane in lanes]
+        admitted: list[Coalescer] = []
         try:
+            for coalescer in coalescers:
+                coalescer.admit(infer.rows)
+                admitted.append(coalescer)
             tensors = await self._preprocess(model, infer.inputs, deadline_s)
         except BaseException:
-            coalescer.release(infer.rows)
+            for coalescer in admitted:
+                coalescer.release(infer.rows)
             raise
-        outputs = await coalescer.submit(tensors, infer.rows, deadline_s)
-        for array in outputs.values():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise NonfiniteOutput("the model's answer holds NaN or infinity for this input")
-        return outputs
+        if len(coalescers) == 1:
+            return tensors, [await coalescers[0].submit(tensors, infer.rows, deadline_s)]
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(coalescer.submit(tensors, infer.rows, deadline_s)) for coalescer in coalescers
+        ]
+        try:
+            return tensors, [await task for task in tasks]
+        finally:
+            for task in tasks:
+                task.cancel()  # Nothing to cancel unless the other one failed.
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _preprocess(self, model: ServedModel, inputs: Tensors, deadline_s: float) -> Tensors:
         if not model.preprocesses or model.source is None:
@@ -176,22 +195,39 @@ def _preprocessed(source: ModelSource, inputs: Tensors) -> Tensors | RequestErro
         return failed
 
 
-def _response(
-    model: ServedModel, lane: Lane, decision: Decision, infer: InferRequest, outputs: Tensors
-) -> Response:
-    effective = lane.description.effective if lane.description else ""
-    facts = {
-        "precision_tier": decision.tier,
-        "precision_effective": effective,
-        "precision_reason": decision.reason,
-    }
-    headers, body = encode_infer(model.name, VERSION, infer, outputs, facts)
-    headers += [
-        ("x-precision-tier", decision.tier),
-        ("x-precision-effective", effective),
-        ("x-precision-reason", decision.reason),
-    ]
-    return Response(200, headers, body)
+def _decide(model: ServedModel, declared: str | Tolerance | None, request_id: str) -> Decision:
+    precision = model.precision
+    if isinstance(declared, Tolerance):
+        if precision is None:
+            raise BadPrecision("this model has no fp32 tier, so no divergence is measured; declare a tier")
+        decision = precision.decide_tolerance(declared)
+    else:
+        decision = model.table.decide(declared)
+        if precision is not None:
+            decision = precision.within_budget(decision, request_id)
+    model.routed(decision).inc()
+    return decision
+
+
+def _wants_verification(headers: Headers) -> bool:
+    value = headers.get("x-precision-verify")
+    if value is None:
+        return False
+    if value.strip().lower() not in {"true", "false"}:
+        raise BadPrecision(f"X-Precision-Verify is true or false, not {quote(value)}")
+    return value.strip().lower() == "true"
+
+
+def _reference_lane(model: ServedModel) -> Lane:
+    if model.precision is None:
+        raise BadPrecision("this model has no fp32 tier to verify against")
+    return model.lanes[model.precision.reference]
+
+
+def _check_finite(outputs: Tensors) -> None:
+    for array in outputs.values():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise NonfiniteOutput("the model's answer holds NaN or infinity for this input")
 
 
 def _json_length(headers: Headers) -> int | None:

@@ -7,6 +7,7 @@ from prometheus_client import Counter
 from serving.config import ModelConfig
 from serving.errors import NotReady, PrecisionUnavailable
 from serving.gateway.coalescer import Coalescer, Limits
+from serving.gateway.precision import ModelPrecision
 from serving.gateway.tier_client import TierClient, TierDescription
 from serving.models.source import ModelSource
 from serving.observe.metrics import GatewayMetrics
@@ -77,8 +78,20 @@ class Lane:
             max_wait_s=batching.max_wait_ms / 1000,
             max_queue_rows=self.config.max_queue_rows,
             replicas=self.config.replicas,
+            target_s=batching.target_ms / 1000 if batching.target_ms is not None else None,
         )
         self.coalescer = Coalescer(self.client, limits, self.metrics, source.collate, source.batch_key)
+
+    async def run_background(self, batch: Tensors) -> Tensors:
+        """Compute a batch that nobody waits for.
+
+        Raises:
+            NotReady: the tier does not serve, or has other rows to compute.
+            RequestError: what it answered.
+        """
+        if self.coalescer is None or not self.is_ready:
+            raise NotReady(f"tier {self.tier} of {self.model_name} does not serve")
+        return await self.coalescer.run_background(batch)
 
     @property
     def problem(self) -> str | None:
@@ -124,6 +137,12 @@ class ServedModel:
         self.table = RoutingTable.of(config)
         self._metrics = metrics
         self._routed: dict[Decision, Counter] = {}
+        #: None where the model has no reference to compare with.
+        self.precision = (
+            ModelPrecision(config, self.table, self.table.reference, metrics)
+            if self.table.reference is not None
+            else None
+        )
         #: What its callers' JSON was found to mean.
         self.heads = HeadCache()
         self.lanes = {tier: Lane(config, tier, client, metrics) for tier, client in clients.items()}
@@ -154,6 +173,13 @@ class ServedModel:
         self.preprocesses = type(source).preprocess is not ModelSource.preprocess
         for lane in self.lanes.values():
             lane.open(source)
+        if self.precision is not None:
+            self.precision.open(
+                source,
+                signature,
+                self.lanes,
+                lambda: {tier: lane.description for tier, lane in self.lanes.items()},
+            )
 
     def ready_signature(self) -> Signature:
         """The signature.

@@ -26,8 +26,11 @@ _MODEL_ROUTES = {
     "config": ("GET", "model_config"),
     "stats": ("GET", "model_stats"),
     "example": ("GET", "model_example"),
+    "precision": ("GET", "model_precision"),
     "infer": ("POST", "infer"),
 }
+#: What an operator does to a tier: `/v2/models/{m}/tiers/{t}/ACTION`.
+TIER_ACTIONS = ("trip", "reset")
 #: Answered without a token: probes have none.
 OPEN_ROUTES = frozenset({"live", "ready", "healthz"})
 
@@ -38,6 +41,7 @@ class Route:
 
     name: str
     model: str = ""
+    tier: str = ""
 
 
 _MODELS_PREFIX = "/v2/models/"
@@ -59,29 +63,31 @@ def find_route(method: str, path: str) -> Route:
     if len(path) > 1 and path.endswith("/"):
         path = path[:-1]
     name, allowed = _GET_ROUTES.get(path), "GET"
-    model = ""
+    model = tier = ""
     if name is None:
         name, allowed = _POST_ROUTES.get(path), "POST"
     if name is None and path.startswith(_MODELS_PREFIX):
-        model, allowed, name = _model_route(path.removeprefix(_MODELS_PREFIX))
+        model, allowed, name, tier = _model_route(path.removeprefix(_MODELS_PREFIX))
     if name is None:
         raise UnknownRoute("no such route; /openapi.json lists them")
     if method == "HEAD" and allowed == "GET":
         method = "GET"  # The HTTP server leaves the body out.
     if method != allowed:
         raise MethodNotAllowed(f"this route takes {allowed}", allowed)
-    return Route(name, model)
+    return Route(name, model, tier)
 
 
-def _model_route(tail: str) -> tuple[str, str, str | None]:
-    """`NAME[/versions/V][/ACTION]` -> model, method, route name."""
+def _model_route(tail: str) -> tuple[str, str, str | None, str]:
+    """`NAME[/versions/V][/ACTION]` or `NAME/tiers/TIER/ACTION` -> model, method, route name, tier."""
     parts = tail.split("/")
     model, rest = parts[0], parts[1:]
     if rest[:1] == ["versions"] and len(rest) > 1:
         if rest[1] != VERSION:
             raise UnknownModel(f"every model has one version, {VERSION}")
         rest = rest[2:]
+    if len(rest) == 3 and rest[0] == "tiers" and rest[2] in TIER_ACTIONS:  # noqa: PLR2004
+        return model, "POST", f"tier_{rest[2]}", rest[1]
     if len(rest) > 1 or not model:
-        return model, "GET", None
+        return model, "GET", None, ""
     method, name = _MODEL_ROUTES.get(rest[0] if rest else "", ("GET", None))
-    return model, method, name
+    return model, method, name, ""

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import orjson
@@ -18,6 +18,8 @@ import orjson
 from serving import __version__
 from serving.config import ServerConfig
 from serving.errors import (
+    BadJson,
+    BadPrecision,
     DeviceLost,
     InternalError,
     ModelError,
@@ -25,6 +27,7 @@ from serving.errors import (
     RequestError,
     TierLost,
     UnknownModel,
+    UnknownRoute,
     quote,
 )
 from serving.gateway import descriptions
@@ -45,20 +48,24 @@ MAX_REQUEST_ID_LENGTH = 128
 CLIENT_GONE = "499"
 
 _T = TypeVar("_T")
+_PAST = {"trip": "tripped", "reset": "reset"}
 
 #: Made ids: a random start for each process, then counted.
 _ID_PREFIX = os.urandom(4).hex()
 _ids = itertools.count(1)
 
 
-class MetricsSource(Protocol):
-    """The merged metrics of all processes."""
+class HubClient(Protocol):
+    """What all processes share: the merged metrics, and every tier's state."""
 
     async def page(self, openmetrics: bool) -> bytes:
         """The rendered page."""
 
     async def families(self) -> list[Family]:
         """The merged families."""
+
+    async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
+        """Trip or reset a tier by hand."""
 
 
 #: Faults of the server or the model. Refusals under load are counted: logged, a client could
@@ -75,12 +82,12 @@ class Service:
         models: Mapping[str, ServedModel],
         metrics: GatewayMetrics,
         authenticator: Authenticator,
-        metrics_source: MetricsSource,
+        hub: HubClient,
     ) -> None:
         self._models = models
         self._metrics = metrics
         self._authenticator = authenticator
-        self._metrics_source = metrics_source
+        self._hub = hub
         self._inference = Inference(server, models, metrics)
         self._infer_routes = {("POST", infer_path(name)): Route("infer", name) for name in models}
         self._inflight_requests = 0
@@ -100,7 +107,15 @@ class Service:
             "model_config": self._model_config,
             "model_stats": self._model_stats,
             "model_example": self._model_example,
+            "model_precision": self._model_precision,
+            "tier_trip": self._set_tier,
+            "tier_reset": self._set_tier,
         }
+
+    @property
+    def models(self) -> Iterable[ServedModel]:
+        """All models."""
+        return self._models.values()
 
     @property
     def inflight_requests(self) -> int:
@@ -213,8 +228,24 @@ class Service:
 
     async def _model_stats(self, _request: Request, route: Route) -> Response:
         model = self._model(route.model)
-        families = await self._from_hub(self._metrics_source.families())
+        families = await self._from_hub(self._hub.families())
         return _json(descriptions.triton_statistics(model.name, families))
+
+    def _model_precision(self, _request: Request, route: Route) -> Response:
+        return _json(descriptions.measured_precision(self._model(route.model)))
+
+    async def _set_tier(self, request: Request, route: Route) -> Response:
+        model = self._model(route.model)
+        if model.precision is None:
+            raise BadPrecision("this model has no fp32 tier: there is nothing to move traffic to")
+        if route.tier not in model.lanes:
+            raise UnknownRoute(f"model {model.name} has no such tier; it has {', '.join(model.lanes)}")
+        if route.tier == model.precision.reference:
+            raise BadPrecision(f"{route.tier} is the reference: nothing is more precise")
+        action = route.name.removeprefix("tier_")
+        await self._from_hub(self._hub.set_tier(model.name, route.tier, action, _given_reason(request.body)))
+        logger.warning("tier %s of %s was %s by hand", route.tier, model.name, _PAST[action])
+        return _json({"model": model.name, "tier": route.tier, "action": action})
 
     async def _from_hub(self, answer: Awaitable[_T]) -> _T:
         """What the hub answers.
@@ -229,7 +260,7 @@ class Service:
 
     async def _metrics_page(self, request: Request, _route: Route) -> Response:
         openmetrics = "application/openmetrics-text" in (request.headers.get("accept") or "")
-        page = await self._from_hub(self._metrics_source.page(openmetrics))
+        page = await self._from_hub(self._hub.page(openmetrics))
         content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else PLAIN_CONTENT_TYPE
         return Response(200, [("content-type", content_type)], page)
 
@@ -238,6 +269,20 @@ class Service:
             name: model.signature for name, model in self._models.items() if model.signature is not None
         }
         return openapi_document(signatures, __version__)
+
+
+def _given_reason(body: bytes) -> str:
+    """Why an operator does it: the body's `reason`, escaped and short, for logs and other operators."""
+    if not body:
+        return "by hand"
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise BadJson('the body is JSON, as in {"reason": "new weights"}, or empty') from None
+    reason = document.get("reason") if isinstance(document, dict) else None
+    if not isinstance(reason, str):
+        raise BadJson("the body is an object with a text `reason`, or empty")
+    return f"by hand: {quote(reason, 200)}"
 
 
 def _json(document: object) -> Response:

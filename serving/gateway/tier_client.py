@@ -67,5 +67,13 @@ class TierClient(Protocol):
             ModelError: the model's code raised.
         """
 
+    async def run_background(self, batch: Tensors) -> BatchResult:
+        """Compute a batch that nobody waits for, if a replica has nothing else to do.
+
+        Raises:
+            NotReady: none has.
+            RequestError: what the tier answered.
+        """
+
     async def report(self) -> TierReport:
         """What the tier is. Waits until a replica has started."""

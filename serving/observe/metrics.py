@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from serving.observe.histogram import BulkHistogram
+
 #: Label value for what a client named and nobody configured.
 OTHER = "other"
 #: Tier label of requests that were refused before a tier was decided.
@@ -72,6 +74,48 @@ class GatewayMetrics:
         )
         self.rejected = Counter(
             "halftone_rejected", "Requests refused, by error code.", (*tier, "reason"), registry=registry
+        )
+        self.shadow_rows = Counter(
+            "halftone_shadow_rows",
+            "Sampled rows: compared with the reference, dropped because it was busy, or failed.",
+            (*tier, "outcome"),
+            registry=registry,
+        )
+        self.divergence = BulkHistogram(
+            "halftone_divergence",
+            "How far a row of a tier's output is from the reference's, by metric.",
+            (*tier, "output", "metric"),
+            registry,
+        )
+        self.divergence_floor = BulkHistogram(
+            "halftone_divergence_floor",
+            "How far a row of the reference's output is from itself in another batch.",
+            ("model", "output", "metric"),
+            registry,
+        )
+        self.divergence_verdicts = Counter(
+            "halftone_divergence_verdict",
+            "Compared rows by verdict: pass, warn or fail.",
+            (*tier, "output", "verdict"),
+            registry=registry,
+        )
+        self.divergence_nonfinite = Counter(
+            "halftone_divergence_nonfinite",
+            "Compared rows with NaN or infinity on one side only.",
+            (*tier, "output"),
+            registry=registry,
+        )
+        self.top1_disagreements = Counter(
+            "halftone_top1_disagreement",
+            "Compared rows whose largest element is another one than the reference's.",
+            (*tier, "output"),
+            registry=registry,
+        )
+        self.twin_rows = Counter(
+            "halftone_twin_rows",
+            "Rows that the reference computed twice in one batch: with the same answer, or different ones.",
+            ("model", "outcome"),
+            registry=registry,
         )
         self.tier_info = Gauge(
             "halftone_tier_info",

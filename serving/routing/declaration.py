@@ -1,4 +1,4 @@
-"""What a request declares about precision: a tier, a sensitivity class, or nothing.
+"""What a request declares about precision: a tier, a sensitivity class, a tolerance, or nothing.
 
 The declaration comes from the `X-Precision` header or from the request's parameter
 `precision`. Both may be present only when they say the same.
@@ -6,16 +6,30 @@ The declaration comes from the `X-Precision` header or from the request's parame
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import get_args
 
+from serving.config import DivergenceMetric
 from serving.errors import BadPrecision, quote
 
-#: `metric<=bound`: a tolerance on the measured divergence.
-_TOLERANCE = re.compile(r"^[a-z][a-z0-9_]*\s*<=")
+#: `metric<=bound`. No tier or class can have such a name.
+_TOLERANCE = re.compile(r"^([a-z][a-z0-9_]*)\s*<=\s*(\S+)$")
+_TOLERANCE_START = re.compile(r"^\S*\s*<")
+METRICS: tuple[str, ...] = get_args(DivergenceMetric)
 
 
-def declared_precision(headers: Sequence[str], parameter: object) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """The divergence that a request tolerates."""
+
+    metric: str
+    bound: float
+
+
+def declared_precision(headers: Sequence[str], parameter: object) -> str | Tolerance | None:
     """The precision a request declares, or None when it declares none.
 
     Args:
@@ -23,12 +37,12 @@ def declared_precision(headers: Sequence[str], parameter: object) -> str | None:
         parameter: the parameter `precision` of the body, None when absent.
 
     Raises:
-        BadPrecision: repeated, empty, not text, contradictory, or a tolerance.
+        BadPrecision: repeated, empty, not text, contradictory, or no valid tolerance.
     """
     if len(headers) > 1:
         raise BadPrecision(f"X-Precision is given {len(headers)} times; once is enough")
     if parameter is not None and not isinstance(parameter, str):
-        raise BadPrecision("the parameter precision is the name of a tier or class, as text")
+        raise BadPrecision("the parameter precision is the name of a tier or class, or a tolerance, as text")
     values = [value.strip() for value in (*headers, parameter) if value is not None]
     if not values:
         return None
@@ -38,6 +52,20 @@ def declared_precision(headers: Sequence[str], parameter: object) -> str | None:
         )
     if not values[0]:
         raise BadPrecision("the declared precision is empty")
-    if _TOLERANCE.match(values[0]):
-        raise BadPrecision("tolerances such as rel_l2<=1e-3 are not served yet; declare a tier or a class")
-    return values[0]
+    return _tolerance(values[0]) if _TOLERANCE_START.match(values[0]) else values[0]
+
+
+def _tolerance(text: str) -> Tolerance:
+    parts = _TOLERANCE.match(text)
+    if parts is None:
+        raise BadPrecision(f"{quote(text)} is no tolerance; write it as in rel_l2<=1e-3")
+    metric, number = parts.groups()
+    if metric not in METRICS:
+        raise BadPrecision(f"{quote(metric)} is not measured; these are: {', '.join(METRICS)}")
+    try:
+        bound = float(number)
+    except ValueError:
+        bound = math.nan
+    if not (math.isfinite(bound) and bound > 0):
+        raise BadPrecision(f"the tolerance {quote(number)} is not a number above zero")
+    return Tolerance(metric, bound)

@@ -24,7 +24,7 @@ _LOGGING = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 def build_app(config: Config, channel_key: bytes) -> serve.Application:
     """The application of a checked configuration. `channel_key` is this run's secret."""
-    hub = _deployment(HubReplica, HUB_DEPLOYMENT).bind()
+    hub = _deployment(HubReplica, HUB_DEPLOYMENT).bind(config)
     tiers: dict[str, dict[str, Any]] = {}
     for plan in plan_tiers(config):
         tiers.setdefault(plan.model.name, {})[plan.tier] = _tier(

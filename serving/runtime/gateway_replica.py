@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import get_args
 
@@ -18,6 +18,7 @@ from serving import __version__
 from serving.channel.client import BatchWay, ChannelTierClient
 from serving.channel.endpoint import Endpoint
 from serving.config import Config, ServerConfig
+from serving.divergence.standing import Standing
 from serving.gateway.auth import Authenticator, load_tokens
 from serving.gateway.model import Lane, ServedModel
 from serving.gateway.service import Service
@@ -39,8 +40,8 @@ KNOWN_TIMEOUT_S = 2.0
 HUB_TIMEOUT_S = 2.0
 
 
-class HubMetrics:
-    """The merged metrics, fetched from the hub with this gateway's own figures up to date."""
+class RemoteHub:
+    """The hub, which is told this gateway's own figures with every question."""
 
     def __init__(
         self, hub: DeploymentHandle, registry: CollectorRegistry, service: Callable[[], Service]
@@ -49,6 +50,7 @@ class HubMetrics:
         self._push = hub.options(method_name="push")
         self._render = hub.options(method_name="push_and_render")
         self._merge = hub.options(method_name="push_and_merge")
+        self._set_tier = hub.options(method_name="set_tier")
         self._registry = registry
         # Unique to this life of this process, wherever it runs.
         self._process = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns()}"
@@ -56,8 +58,14 @@ class HubMetrics:
 
     def _beat(self) -> Beat:
         service = self._service()
+        measured = {model.name: model.precision for model in service.models if model.precision is not None}
         return Beat(
-            self._process, take_snapshot(self._registry), service.inflight_requests, service.is_draining
+            self._process,
+            take_snapshot(self._registry),
+            service.inflight_requests,
+            service.is_draining,
+            {name: precision.take_figures() for name, precision in measured.items()},
+            {name: precision.standings for name, precision in measured.items()},
         )
 
     async def page(self, openmetrics: bool) -> bytes:
@@ -71,6 +79,11 @@ class HubMetrics:
         async with asyncio.timeout(HUB_TIMEOUT_S):
             families: list[Family] = await self._merge.remote(self._beat())
             return families
+
+    async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
+        """Trip or reset a tier by hand."""
+        async with asyncio.timeout(HUB_TIMEOUT_S):
+            await self._set_tier.remote(model, tier, action, reason)
 
     async def push(self) -> Orders:
         """Push the figures. Returns what to do."""
@@ -107,7 +120,7 @@ class GatewayReplica:
             for model in config.models
         }
         tokens = load_tokens(server.tokens_file) if server.tokens_file else None
-        self._hub = HubMetrics(hub, metrics.registry, lambda: self._service)
+        self._hub = RemoteHub(hub, metrics.registry, lambda: self._service)
         self._service = Service(server, models, metrics, Authenticator(tokens), self._hub)
         app = RsgiApp(
             self._service.handle,
@@ -131,6 +144,7 @@ class GatewayReplica:
                 logger.warning("the hub did not take the metrics: %r", error)
             else:
                 self._connect(orders.endpoints)
+                self._learn(orders.standings)
                 if orders.drain and not self._service.is_draining:
                     self._service.drain()
                     continue  # Say so at once.
@@ -143,6 +157,13 @@ class GatewayReplica:
             by_tier.setdefault(endpoint.tier, []).append(endpoint)
         for tier, client in self._clients.items():
             client.update(by_tier.get(tier, ()))
+
+    def _learn(self, standings: Mapping[str, Mapping[str, Standing]]) -> None:
+        """Take in what the hub knows of every tier, and see to it that rows are compared."""
+        for model in self._service.models:
+            if model.precision is not None:
+                model.precision.learn(standings.get(model.name, {}))
+                model.precision.start()
 
     async def check_health(self) -> None:
         """Raise when the HTTP server or a background task has ended."""
@@ -159,6 +180,10 @@ class GatewayReplica:
                 await task
         if hasattr(self, "_http"):
             await self._http.stop(self._drain_timeout_s)
+        if hasattr(self, "_service"):
+            for model in self._service.models:
+                if model.precision is not None:
+                    await model.precision.stop()
         for client in getattr(self, "_clients", {}).values():
             client.close()
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serving.channel.endpoint import Endpoint
-from serving.observe.hub import Family, Hub, Snapshot
+from serving.config import Config
+from serving.divergence.standing import Standing
+from serving.gateway.precision_record import ModelFigures
+from serving.observe.hub import Family, Hub, Snapshot, take_snapshot
+from serving.runtime.precision_ledger import PrecisionLedger
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +23,10 @@ class Beat:
     inflight_requests: int
     #: Whether it refuses new requests already.
     draining: bool
+    #: Model -> what was compared since the last beat.
+    figures: Mapping[str, ModelFigures]
+    #: Model -> tier -> what this gateway was told last, for a hub that knows nothing yet.
+    standings: Mapping[str, Mapping[str, Standing]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,8 @@ class Orders:
     drain: bool
     #: Replicas that announced themselves lately.
     endpoints: tuple[Endpoint, ...]
+    #: Model -> tier -> its state, and what it rests on.
+    standings: Mapping[str, Mapping[str, Standing]]
 
 
 #: A replica announces itself every second; one that is silent for this long is not told of.
@@ -36,8 +47,9 @@ ENDPOINT_STALE_AFTER_S = 5.0
 class HubReplica:
     """One per application, on any node."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: Config) -> None:
         self._hub = Hub()
+        self._precision = PrecisionLedger(config.models)
         self._gateways: dict[str, Beat] = {}
         self._endpoints: dict[str, tuple[Endpoint, float]] = {}
         self._draining = False
@@ -50,7 +62,13 @@ class HubReplica:
         """Take a gateway's figures and tell it what to do."""
         self._hub.push(beat.process, beat.snapshot)
         self._gateways[beat.process] = beat
-        return Orders(self._draining, self._live_endpoints())
+        self._precision.restore(beat.standings)
+        self._precision.add(beat.figures)
+        return Orders(self._draining, self._live_endpoints(), self._precision.standings())
+
+    async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
+        """Trip or reset a tier by hand."""
+        self._precision.set_by_hand(model, tier, action, reason)
 
     def _live_endpoints(self) -> tuple[Endpoint, ...]:
         oldest_s = time.monotonic() - ENDPOINT_STALE_AFTER_S
@@ -60,12 +78,17 @@ class HubReplica:
     async def push_and_render(self, beat: Beat, openmetrics: bool) -> bytes:
         """Take a gateway's figures and return the page of all."""
         await self.push(beat)
+        self._push_own()
         return self._hub.render(openmetrics)
 
     async def push_and_merge(self, beat: Beat) -> list[Family]:
         """Take a gateway's figures and return the families of all."""
         await self.push(beat)
+        self._push_own()
         return self._hub.merged()
+
+    def _push_own(self) -> None:
+        self._hub.push("hub", take_snapshot(self._precision.registry))
 
     async def drain(self) -> int:
         """Tell gateways to drain. Returns how many have not finished yet."""

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from serving.config import Batching, Config, ServerConfig, TierConfig, parse_config
-from serving.config.schema import ModelConfig, Section, TensorConfig, is_name
+from serving.config.schema import ModelConfig, TensorConfig, is_name
+from serving.config.section import Section
 from serving.errors import ConfigError
 from serving.tensors import DTYPES, TensorSpec
 

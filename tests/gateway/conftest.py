@@ -11,6 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from serving.config import ModelConfig, ServerConfig
+from serving.errors import NotReady
 from serving.gateway.auth import Authenticator
 from serving.gateway.model import ServedModel
 from serving.gateway.service import Service
@@ -130,6 +131,7 @@ class MemoryTier:
         self.example = Pairs().examples()
         self.is_plain = True
         self.rows: list[int] = []
+        self.is_busy = False
 
     async def run(self, batch: Tensors) -> BatchResult:
         """Compute a batch."""
@@ -138,6 +140,12 @@ class MemoryTier:
         if asyncio.iscoroutine(outputs):
             outputs = await outputs
         return BatchResult(outputs, 0.001)
+
+    async def run_background(self, batch: Tensors) -> BatchResult:
+        """The same, when nothing else is under way: a test says when that is not so."""
+        if self.is_busy:
+            raise NotReady("busy")
+        return await self.run(batch)
 
     async def report(self) -> TierReport:
         """What it is."""
@@ -172,6 +180,7 @@ class Gateway:
         self.model = ServedModel(self.config, dict(self.tiers), self.metrics)
         self.source = source or Pairs()
         self.hub = Hub()
+        self.set_by_hand: list[tuple[str, str, str, str]] = []
         self.service = Service(
             ServerConfig.model_validate(server),
             {"m": self.model},
@@ -197,6 +206,10 @@ class Gateway:
         """The merged families."""
         self.hub.push("test", take_snapshot(self.metrics.registry))
         return self.hub.merged()
+
+    async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
+        """Trip or reset a tier by hand."""
+        self.set_by_hand.append((model, tier, action, reason))
 
     async def call(
         self, method: str, path: str, body: bytes = b"", headers: list[tuple[str, str]] | None = None

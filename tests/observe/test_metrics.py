@@ -3,6 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from serving.observe.histogram import BulkHistogram
 from serving.observe.metrics import BATCH_ROWS_BUCKETS, DURATION_BUCKETS_S, GatewayMetrics
 
 TIER = ("model", "tier")
@@ -18,6 +19,13 @@ CONTRACT = {
     "halftone_inflight_rows": ("gauge", TIER),
     "halftone_routed": ("counter", ("model", "declared", "tier", "reason")),
     "halftone_rejected": ("counter", (*TIER, "reason")),
+    "halftone_shadow_rows": ("counter", (*TIER, "outcome")),
+    "halftone_divergence": ("histogram", (*TIER, "output", "metric")),
+    "halftone_divergence_floor": ("histogram", ("model", "output", "metric")),
+    "halftone_divergence_verdict": ("counter", (*TIER, "output", "verdict")),
+    "halftone_divergence_nonfinite": ("counter", (*TIER, "output")),
+    "halftone_top1_disagreement": ("counter", (*TIER, "output")),
+    "halftone_twin_rows": ("counter", ("model", "outcome")),
     "halftone_tier_info": ("gauge", (*TIER, "device", "soc", "effective")),
     "halftone_build_info": ("gauge", ("version", "torch", "torch_npu", "ray")),
 }
@@ -27,7 +35,12 @@ def families() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name -> type and labels."""
     metrics = GatewayMetrics(CollectorRegistry())
     instruments = [value for value in vars(metrics).values() if value is not metrics.registry]
-    return {metric._name: (metric._type, metric._labelnames) for metric in instruments}
+    return {
+        metric._name: ("histogram", metric._labels)
+        if isinstance(metric, BulkHistogram)
+        else (metric._type, metric._labelnames)
+        for metric in instruments
+    }
 
 
 def test_the_metrics_are_those_of_the_contract() -> None:

@@ -155,10 +155,11 @@ def test_altered_arithmetic_leaves_service_but_keeps_the_process(
     exits: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new process would be altered the same way; the reason stays to be read."""
-    monkeypatch.setattr(Engine, "altered", lambda _: "a switch was changed")
 
     async def scenario() -> None:
         replica = await checked_replica()
+        monkeypatch.setattr(Engine, "altered", lambda _: "a switch was changed")
+        await asyncio.sleep(0.3)
         assert isinstance(await answer(replica), NotReady)
         assert (await replica.report()).description.failure == "a switch was changed"
         await replica.close()

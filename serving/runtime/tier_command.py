@@ -1,0 +1,64 @@
+"""`halftone tier`: an operator takes a tier out of service on a running server, or puts it back."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from serving.errors import ConfigError, HalftoneError
+from serving.gateway.auth import load_tokens
+
+TIMEOUT_S = 10.0
+
+
+def set_tier(
+    action: str,
+    model: str,
+    tier: str,
+    *,
+    url: str,
+    tokens_file: Path | None = None,
+    reason: str | None = None,
+) -> None:
+    """Trip or reset a tier.
+
+    Args:
+        action: `trip` or `reset`.
+        model: its model's name.
+        tier: its name.
+        url: where the server answers.
+        tokens_file: the server's own; its first token is used.
+        reason: for logs and other operators.
+
+    Raises:
+        ConfigError: the URL or the tokens file is none.
+        HalftoneError: the server refused, or does not answer.
+    """
+    path = f"/v2/models/{quote(model, safe='')}/tiers/{quote(tier, safe='')}/{action}"
+    body = b"" if reason is None else json.dumps({"reason": reason}).encode()
+    status, document = _post(url, path, body, tokens_file)
+    if status != http.client.OK:
+        raise HalftoneError(f"the server refused: {document.get('error', status)}")
+
+
+def _post(url: str, path: str, body: bytes, tokens_file: Path | None) -> tuple[int, dict[str, Any]]:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ConfigError(f"{url!r} is no URL such as http://127.0.0.1:8000")
+    headers = {"content-type": "application/json"}
+    if tokens_file is not None:
+        headers["authorization"] = f"Bearer {next(iter(load_tokens(tokens_file).values()))}"
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+    try:
+        connection.request("POST", path, body, headers)
+        response = connection.getresponse()
+        document = json.loads(response.read())
+        return response.status, document if isinstance(document, dict) else {}
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise HalftoneError(f"{url} does not answer as a Halftone server: {error}") from error
+    finally:
+        connection.close()
