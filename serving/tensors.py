@@ -56,6 +56,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     #: What an output means; comparisons that need it (top-1) ask for it.
     kind: OutputKind | None = None
+    #: Whether NaN and infinity are legitimate in it: a mask's, say.
+    allow_nonfinite: bool = False
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:

@@ -60,6 +60,7 @@ class TensorConfig(Section):
     """One input or output, as clients see it."""
 
     name: TensorName
+    allow_nonfinite: bool = Field(default=False, description="NaN and infinity are legitimate in it.")
     dtype: str = Field(json_schema_extra={"enum": [*sorted(DTYPES)]})
     shape: tuple[int, ...] = Field(strict=False, description="-1: rows (first), or free.")
 
@@ -81,7 +82,7 @@ class TensorConfig(Section):
 
     def spec(self) -> TensorSpec:
         """The tensor as the rest of Halftone knows it."""
-        return TensorSpec(self.name, self.dtype, self.shape)
+        return TensorSpec(self.name, self.dtype, self.shape, allow_nonfinite=self.allow_nonfinite)
 
 
 class InputConfig(TensorConfig):
@@ -95,7 +96,7 @@ class OutputConfig(TensorConfig):
 
     def spec(self) -> TensorSpec:
         """The tensor as the rest of Halftone knows it."""
-        return TensorSpec(self.name, self.dtype, self.shape, self.kind)
+        return TensorSpec(self.name, self.dtype, self.shape, self.kind, self.allow_nonfinite)
 
 
 class Batching(Section):
@@ -197,9 +198,11 @@ def _tier_config(value: object) -> object:
 
 
 class Guard(Section):
-    """Overflow guard. Read and checked; without effect in this version."""
+    """Which rows are computed again at the reference because 16 bits could not hold them."""
 
-    mode: Literal["output", "deep", "off"] = "output"
+    mode: Literal["output", "deep", "off"] = Field(
+        default="output", description="output: by the model's outputs; deep: by every operator's result too."
+    )
 
 
 SOURCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"

@@ -23,8 +23,15 @@ from serving.errors import (
     quote,
 )
 from serving.gateway.coalescer import Coalescer
+from serving.gateway.escalation import escalate
 from serving.gateway.model import Lane, ServedModel
-from serving.gateway.reply_facts import decision_facts, headers_of, tolerance_facts, verification_facts
+from serving.gateway.reply_facts import (
+    decision_facts,
+    escalation_facts,
+    headers_of,
+    tolerance_facts,
+    verification_facts,
+)
 from serving.gateway.routes import VERSION
 from serving.models.source import ModelSource
 from serving.observe.metrics import OTHER, GatewayMetrics
@@ -33,7 +40,7 @@ from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response
 from serving.protocol.oip import InferRequest, decode_infer, encode_infer
 from serving.routing.declaration import Tolerance, declared_precision
 from serving.routing.policy import Decision
-from serving.tensors import Tensors
+from serving.tensors import Signature, Tensors
 
 #: Threads for a model's own preprocessing. It holds the GIL or computes; more would not help.
 PREPROCESSING_THREADS = 2
@@ -81,6 +88,7 @@ class Inference:
             _json_length(request.headers),
             model.ready_signature(),
             max_rows=model.max_rows,
+            allow_nonfinite=model.nonfinite_inputs,
             heads=model.heads,
         )
         if infer.id and request.headers.get(REQUEST_ID_HEADER) is None:
@@ -95,15 +103,18 @@ class Inference:
             lanes.append(_reference_lane(model))
         deadline_s = started_s + self._timeout_s(request.headers, infer.parameters)
         tensors, answers = await self._compute(model, lanes, infer, deadline_s)
+        outputs, escalation = await escalate(model, lane, tensors, answers[0], deadline_s)
         facts = decision_facts(decision, lane.description.effective if lane.description else "")
+        facts |= escalation_facts(escalation)
         if model.precision is not None:
             if isinstance(declared, Tolerance):
                 facts |= tolerance_facts(model.precision, declared, decision)
             if len(answers) > 1:
-                facts |= verification_facts(await model.precision.compare(decision.tier, *answers))
+                facts |= verification_facts(await model.precision.compare(decision.tier, outputs, answers[1]))
+            # The tier's own answer: its overflows count against its budget.
             model.precision.offer(context.request_id, decision, tensors, answers[0])
-        _check_finite(answers[0])
-        headers, body = encode_infer(model.name, VERSION, infer, answers[0], facts)
+        _check_finite(model.ready_signature(), infer, outputs)
+        headers, body = encode_infer(model.name, VERSION, infer, outputs, facts)
         lane.metrics.answered.inc()
         lane.metrics.request_duration.observe(time.perf_counter() - context.started_s)
         return Response(200, headers + headers_of(facts), body)
@@ -224,10 +235,18 @@ def _reference_lane(model: ServedModel) -> Lane:
     return model.lanes[model.precision.reference]
 
 
-def _check_finite(outputs: Tensors) -> None:
-    for array in outputs.values():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
+def _check_finite(signature: Signature, infer: InferRequest, outputs: Tensors) -> None:
+    """Refuse an answer with NaN or infinity, but where they are legitimate and can be said."""
+    for name, array in outputs.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        spec = signature.output(name)
+        if spec is None or not spec.allow_nonfinite:
             raise NonfiniteOutput("the model's answer holds NaN or infinity for this input")
+        if any(wanted.name == name and not wanted.binary for wanted in infer.outputs):
+            raise NonfiniteOutput(
+                f"output {quote(name)} holds NaN or infinity, which JSON cannot say; ask for it in binary"
+            )
 
 
 def _json_length(headers: Headers) -> int | None:

@@ -135,7 +135,7 @@ class ServedModel:
         self.config = config
         self.name = config.name
         self.table = RoutingTable.of(config)
-        self._metrics = metrics
+        self.metrics = metrics
         self._routed: dict[Decision, Counter] = {}
         #: None where the model has no reference to compare with.
         self.precision = (
@@ -154,14 +154,14 @@ class ServedModel:
         self.example: Tensors = {}
         #: Whether requests need the source's own preprocessing, off the event loop.
         self.preprocesses = False
+        #: Inputs that may hold NaN and infinity.
+        self.nonfinite_inputs: frozenset[str] = frozenset()
 
     def routed(self, decision: Decision) -> Counter:
         """The counter of requests with this decision, bound to its labels once."""
         counter = self._routed.get(decision)
         if counter is None:
-            counter = self._metrics.routed.labels(
-                self.name, decision.declared, decision.tier, decision.reason
-            )
+            counter = self.metrics.routed.labels(self.name, decision.declared, decision.tier, decision.reason)
             self._routed[decision] = counter
         return counter
 
@@ -170,6 +170,7 @@ class ServedModel:
         self.source = source
         self.signature = signature
         self.example = example
+        self.nonfinite_inputs = frozenset(spec.name for spec in signature.inputs if spec.allow_nonfinite)
         self.preprocesses = type(source).preprocess is not ModelSource.preprocess
         for lane in self.lanes.values():
             lane.open(source)

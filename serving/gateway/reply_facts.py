@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from serving.divergence.comparison import Comparison
+from serving.gateway.escalation import Escalation
 from serving.gateway.precision import ModelPrecision
 from serving.protocol.oip import JsonScalar
 from serving.routing.declaration import Tolerance
@@ -25,6 +26,16 @@ def decision_facts(decision: Decision, effective: str) -> Facts:
         "precision_tier": decision.tier,
         "precision_effective": effective,
         "precision_reason": decision.reason,
+    }
+
+
+def escalation_facts(escalation: Escalation | None) -> Facts:
+    """Which rows the reference computed in the tier's place."""
+    if escalation is None:
+        return {}
+    return {
+        "precision_reason": f"escalated={escalation.cause}",
+        "precision_escalated_rows": escalation.rows,
     }
 
 

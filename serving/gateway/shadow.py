@@ -24,6 +24,7 @@ from serving.divergence.comparison import Comparison, OutputComparator
 from serving.errors import NotReady, RequestError
 from serving.gateway.captures import CaptureFolder, ComparedRows
 from serving.gateway.sampling import sampled_rows
+from serving.gateway.tier_client import OVERFLOW_FLAGS
 from serving.models.source import ModelSource
 from serving.tensors import Tensors, row_count, slice_rows
 
@@ -129,7 +130,10 @@ class Shadow:
         chosen = sampled_rows(request_id, row_count(tensors), self._config.sample)
         for start in range(0, len(chosen), BATCH_ROWS):
             part = chosen[start : start + BATCH_ROWS]
-            own = ({name: array[part] for name, array in some.items()} for some in (tensors, outputs))
+            own = (
+                {name: array[part] for name, array in some.items() if name != OVERFLOW_FLAGS}
+                for some in (tensors, outputs)
+            )
             self._take(request_id, answered_by, tier, *own)
 
     def _take(self, request_id: str, answered_by: str, tier: str, tensors: Tensors, outputs: Tensors) -> None:

@@ -12,11 +12,17 @@ from typing import Protocol
 
 from serving.tensors import Signature, Tensors
 
+#: Beside the outputs of a guarded tier: [rows], uint8, 0 where a row is fine. No tensor has such a name.
+OVERFLOW_FLAGS = "#overflow"
+#: What the flags say, as metrics and headers name it.
+OVERFLOW_CAUSES = {1: "saturated", 2: "nonfinite"}
+
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """A computed batch."""
 
+    #: And `OVERFLOW_FLAGS`, from a tier with a guard.
     outputs: Tensors
     #: Copy in, forward pass and copy out, on the device thread.
     compute_s: float

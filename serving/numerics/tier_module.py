@@ -66,14 +66,27 @@ class TierModule:
         """
         return self.watched(None, *inputs)
 
-    def watched(self, watch: AbstractContextManager[object] | None, *inputs: torch.Tensor) -> Any:
-        """Run the model under a context that is innermost, such as a dispatch mode that looks on."""
+    def watched(
+        self,
+        watch: AbstractContextManager[object] | None,
+        *inputs: torch.Tensor,
+        look: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """Run the model, and look on.
+
+        Args:
+            watch: a context that is innermost, such as a dispatch mode.
+            inputs: as for a call.
+            look: is shown what the module returned, before it is cast to FP32.
+        """
         islands = self.islands
         outer = (islands.inside, islands.wide)
         islands.inside, islands.wide = False, {}
         try:
             with torch.inference_mode():
                 result = self._forward([map_floats(tensor, self.scheme.narrow) for tensor in inputs], watch)
+                if look is not None:
+                    look(result)
                 return map_floats(result, lambda tensor: tensor.to(torch.float32))
         finally:
             islands.inside, islands.wide = outer

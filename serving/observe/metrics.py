@@ -75,6 +75,12 @@ class GatewayMetrics:
         self.rejected = Counter(
             "halftone_rejected", "Requests refused, by error code.", (*tier, "reason"), registry=registry
         )
+        self.escalated_rows = Counter(
+            "halftone_escalated_rows",
+            "Rows that overflowed their tier's number format.",
+            (*tier, "cause"),
+            registry=registry,
+        )
         self.shadow_rows = Counter(
             "halftone_shadow_rows",
             "Sampled rows: compared with the reference, dropped because it was busy, or failed.",

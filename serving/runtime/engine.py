@@ -15,7 +15,7 @@ import torch
 
 from serving.config import TierConfig
 from serving.errors import ConfigError, DeviceOutOfMemory, ModelError, PrecisionUnavailable, RequestError
-from serving.gateway.tier_client import BatchResult, TierDescription
+from serving.gateway.tier_client import OVERFLOW_FLAGS, BatchResult, TierDescription
 from serving.models.programs import ProgramFile
 from serving.models.resolve import open_source
 from serving.models.source import ModelSource
@@ -23,6 +23,7 @@ from serving.numerics.answers import REPEAT_TOLERANCE, relative_l2
 from serving.numerics.conversion import convert
 from serving.numerics.devices import Device, open_device
 from serving.numerics.graphs import GraphedPass, graphed
+from serving.numerics.guard import GUARDED_KINDS, Guard
 from serving.numerics.operator_audit import Departure, admit_model, departures, name_with
 from serving.numerics.precision import PrecisionSpec
 from serving.numerics.probe import Attestation, admit, attest
@@ -53,6 +54,8 @@ class Engine:
     buckets: tuple[int, ...] = ()
     #: The forward pass through the device's graphs, where that is configured.
     graphs: GraphedPass | None = None
+    #: Flags rows that overflowed; None where no format of the tier can.
+    guard: Guard | None = None
 
     @classmethod
     def load(cls, plan: TierPlan, source: ModelSource) -> Self:
@@ -91,6 +94,7 @@ class Engine:
             example,
             {},
         )
+        engine._set_guard(plan)
         engine._make_static(config, attestation)
         engine.known_answer = engine.repeatable_answer()
         found = engine.departures()
@@ -134,8 +138,25 @@ class Engine:
             for start in range(2):  # The second is another batch, with which the graph is checked.
                 self.run(cycled_rows(self.example, rows, start))
 
+    def _set_guard(self, plan: TierPlan) -> None:
+        """Guard the tier's rows, and learn from two batches where a deep guard finds them."""
+        mode = plan.model.guard.mode
+        if mode == "off" or plan.kind not in GUARDED_KINDS:
+            return
+        outputs = self.source.signature.outputs
+        self.guard = Guard(self.module, mode, [spec.allow_nonfinite for spec in outputs])
+        sizes = row_count(self.example), row_count(self.example) + 1
+        with self.device.running():
+            self.guard.learn(
+                [self.device.to_device(list(cycled_rows(self.example, rows).values())) for rows in sizes]
+            )
+
     def _pass(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        return by_order(self.module(*inputs), self.source.signature.outputs)
+        """The outputs, in the signature's order; with a guard, the rows' flags behind them."""
+        specs = self.source.signature.outputs
+        if self.guard is None:
+            return by_order(self.module(*inputs), specs)
+        return self.guard.run(inputs, lambda returned: by_order(returned, specs))
 
     def run(self, batch: Tensors) -> BatchResult:
         """Compute one batch; one that does not fit in the device's memory, in halves.
@@ -226,10 +247,13 @@ class Engine:
         return None
 
     def _outputs(self, tensors: list[torch.Tensor], rows: int) -> Tensors:
-        return {
+        outputs = {
             spec.name: checked_output(spec, self.device.to_host(tensor), rows)
-            for spec, tensor in zip(self.source.signature.outputs, tensors, strict=True)
+            for spec, tensor in zip(self.source.signature.outputs, tensors, strict=self.guard is None)
         }
+        if self.guard is not None:
+            outputs[OVERFLOW_FLAGS] = self.device.to_host(tensors[-1])
+        return outputs
 
 
 def _description(

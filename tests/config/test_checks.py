@@ -144,5 +144,4 @@ def test_keys_without_effect_are_named_only_where_they_are_set() -> None:
     )
     assert [note.partition(":")[0] for note in notes] == [
         "server.grpc_port",
-        "models[1].guard",
     ]

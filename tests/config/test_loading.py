@@ -50,7 +50,7 @@ def test_a_minimal_configuration_is_enough() -> None:
         (
             model("inputs: [{name: x, dtype: FP32, shape: [-1], knd: 1}]"),
             "models[0].inputs[0].knd",
-            "one of dtype, name, shape",
+            "one of allow_nonfinite, dtype, name, shape",
         ),
         (
             model("outputs: [{name: x, dtype: FP32, shape: [-1], knid: 1}]"),

@@ -19,6 +19,7 @@ CONTRACT = {
     "halftone_inflight_rows": ("gauge", TIER),
     "halftone_routed": ("counter", ("model", "declared", "tier", "reason")),
     "halftone_rejected": ("counter", (*TIER, "reason")),
+    "halftone_escalated_rows": ("counter", (*TIER, "cause")),
     "halftone_shadow_rows": ("counter", (*TIER, "outcome")),
     "halftone_divergence": ("histogram", (*TIER, "output", "metric")),
     "halftone_divergence_floor": ("histogram", ("model", "output", "metric")),
