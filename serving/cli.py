@@ -27,7 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except ConfigError as error:
-        return _fail(f"{getattr(options, 'config', '')}: {error}", EXIT_BAD_INPUT)
+        about = f"{options.config}: " if "config" in options else ""
+        return _fail(f"{about}{error}", EXIT_BAD_INPUT)
     except HalftoneError as error:
         return _fail(str(error), EXIT_FAILED)
     except KeyboardInterrupt:
@@ -103,7 +104,14 @@ def _parser() -> argparse.ArgumentParser:
         "halftone replay captures/text-fp16-7-000001.safetensors deployments/local.yaml",
     )
     replay.add_argument("file", type=Path, metavar="FILE", help="a divergence capture")
-    replay.add_argument("config", type=Path, metavar="CONFIG", help="the configuration with its model")
+    replay.add_argument(
+        "model_config",
+        type=Path,
+        nargs="?",
+        default=Path("deployments/local.yaml"),
+        metavar="CONFIG",
+        help="the configuration with its model (default: %(default)s)",
+    )
     replay.set_defaults(run=_replay)
     schema = _command(
         commands,
@@ -136,6 +144,15 @@ def _load(options: argparse.Namespace) -> Config:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    config = _served_config(options)
+    from serving.runtime.launch import serve  # noqa: PLC0415  Slow to import.
+
+    serve(config, lambda line: print(line, flush=True), lambda: _served_config(options))
+    return EXIT_OK
+
+
+def _served_config(options: argparse.Namespace) -> Config:
+    """The file's configuration, with what the command line says instead."""
     config = _load(options)
     if options.port is not None:
         if not 1 <= options.port <= 65535:  # noqa: PLR2004  TCP ports.
@@ -146,10 +163,7 @@ def _serve(options: argparse.Namespace) -> int:
         from serving.gateway.auth import load_tokens  # noqa: PLC0415
 
         load_tokens(config.server.tokens_file)
-    from serving.runtime.launch import serve  # noqa: PLC0415  Slow to import.
-
-    serve(config, lambda line: print(line, flush=True))
-    return EXIT_OK
+    return config
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -197,7 +211,10 @@ def _tier(options: argparse.Namespace) -> int:
 
 def _replay(options: argparse.Namespace) -> int:
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    config = load_config(options.config)
+    try:
+        config = load_config(options.model_config)
+    except ConfigError as error:
+        raise ConfigError(f"{options.model_config}: {error}") from error
     from serving.runtime.replay import replay  # noqa: PLC0415  Imports torch.
 
     shows = replay(options.file, config, print)

@@ -22,6 +22,7 @@
         ├── TooLarge           413     body, decompressed body or rows over the limit
         ├── UnsupportedMedia   415     content type or encoding that is not served
         ├── NonfiniteOutput    422     the model's answer is not finite
+        ├── Quarantined        422     the row ended the processes that computed it
         ├── ModelError         500     the model's own code raised, or broke its signature
         ├── InternalError      500     a fault of Halftone's own
         ├── Overloaded         503     the tier's queue is full
@@ -189,6 +190,12 @@ class NonfiniteOutput(RequestError):
     status, code = 422, "nonfinite_output"
 
 
+class Quarantined(RequestError):
+    """A row of the request ended the processes that computed it, and is not computed for a while."""
+
+    status, code = 422, "quarantined"
+
+
 class ModelError(RequestError):
     """The model's own code raised, or its outputs are not those of its signature."""
 
@@ -222,6 +229,8 @@ class TierLost(RequestError):
     """The replica that ran the batch died, and so did the retry."""
 
     status, code = 503, "tier_lost"
+    #: Replicas that are known to have ended while they had the batch.
+    replicas_lost: int = 0
     headers = (("retry-after", "1"),)
 
 

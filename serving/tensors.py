@@ -97,6 +97,18 @@ def row_count(tensors: Mapping[str, Array]) -> int:
     return int(next(iter(tensors.values())).shape[0])
 
 
+def size_bytes(tensors: Mapping[str, Array]) -> int:
+    """What the elements of some tensors take; of `BYTES`, their content."""
+    return sum(
+        sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes for array in tensors.values()
+    )
+
+
 def slice_rows(tensors: Mapping[str, Array], start: int, stop: int) -> Tensors:
     """Rows `start:stop` of every tensor, as views."""
     return {name: array[start:stop] for name, array in tensors.items()}
+
+
+def all_finite(array: Array) -> bool:
+    """Whether no element of a floating point array is NaN or infinite."""
+    return bool(np.logical_and.reduce(np.isfinite(array), axis=None))  # `.all()` takes half as long again.

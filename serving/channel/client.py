@@ -8,7 +8,9 @@ to another replica. With no replica connected the Serve handle takes it, and wai
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable
 from typing import Literal, Protocol
 
@@ -16,14 +18,10 @@ from serving.channel.connection import ConnectionLost, ReplicaConnection
 from serving.channel.endpoint import Endpoint, connected_ipc_socket, this_host
 from serving.channel.handshake import HANDSHAKE_TIMEOUT_S
 from serving.errors import DeviceLost, NotReady, TierLost
-from serving.gateway.tier_client import BatchResult, TierReport
+from serving.gateway.tier_client import ATTEMPTS, BatchResult, TierReport, lost_with_replicas
 from serving.tensors import Tensors, row_count
 
 logger = logging.getLogger("halftone.channel")
-
-#: Inference is idempotent; a batch that loses two replicas may be what kills them.
-ATTEMPTS = 2
-
 
 #: How a batch reaches its replica: over a connection of the channel, or by a Serve call.
 BatchWay = Literal["direct", "serve"]
@@ -32,7 +30,9 @@ BatchWay = Literal["direct", "serve"]
 class FallbackClient(Protocol):
     """How a tier is reached where no replica is connected."""
 
-    async def run(self, batch: Tensors, attempts: int = ATTEMPTS) -> BatchResult:
+    async def run(
+        self, batch: Tensors, *, deadline_s: float = math.inf, attempts: int = ATTEMPTS
+    ) -> BatchResult:
         """Compute a batch, tried `attempts` times at most."""
 
     async def report(self) -> TierReport:
@@ -66,6 +66,9 @@ class ChannelTierClient:
         self._count = count
         self._host = this_host()
         self._connections: dict[str, ReplicaConnection] = {}
+        #: How often a replica was taken.
+        self._taken = 0
+        self._turns = itertools.count()
         self._connecting: dict[str, asyncio.Task[None]] = {}
         #: Announced, and not reached: said once.
         self._unreachable: set[str] = set()
@@ -108,25 +111,30 @@ class ChannelTierClient:
         if self._connections.get(connection.endpoint.replica) is connection:
             del self._connections[connection.endpoint.replica]
 
-    async def run(self, batch: Tensors) -> BatchResult:
+    async def run(
+        self, batch: Tensors, *, deadline_s: float = math.inf, is_suspect: bool = False
+    ) -> BatchResult:
         """Compute a batch; see `TierClient.run`."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._attempt(batch)
+                return await self._attempt(batch, deadline_s, is_suspect=is_suspect)
         except TimeoutError as error:
             raise TierLost(f"tier {self._name} did not answer within {self._timeout_s:g} s") from error
 
-    async def _attempt(self, batch: Tensors) -> BatchResult:
+    async def _attempt(self, batch: Tensors, deadline_s: float, *, is_suspect: bool) -> BatchResult:
         lost: Exception | None = None
+        attempts = 1 if is_suspect else ATTEMPTS
         rows = row_count(batch)
-        for attempt in range(ATTEMPTS):
+        for attempt in range(attempts):
             connection = self._least_loaded()
             if connection is None:
+                if is_suspect:
+                    raise TierLost(f"no replica of tier {self._name} is connected")
                 self._count("serve")
-                return await self._fallback.run(batch, ATTEMPTS - attempt)
+                return await self._by_serve(batch, deadline_s, attempts - attempt, attempt)
             self._count("direct")
             try:
-                return await connection.run(batch, rows)
+                return await connection.run(batch, rows, deadline_s=deadline_s)
             except ConnectionLost as error:
                 lost = error
             except DeviceLost as error:
@@ -134,13 +142,26 @@ class ChannelTierClient:
                 connection.takes_batches = False
                 lost = error
             logger.warning("tier %s: a batch lost its replica: %r", self._name, lost)
-        raise TierLost(f"tier {self._name} lost its replica twice") from lost
+        raise lost_with_replicas(self._name, attempts, attempts) from lost
+
+    async def _by_serve(
+        self, batch: Tensors, deadline_s: float, attempts: int, replicas_lost: int
+    ) -> BatchResult:
+        try:
+            return await self._fallback.run(batch, deadline_s=deadline_s, attempts=attempts)
+        except TierLost as error:
+            # A Serve call may find only that the replica is gone already: that proves nothing
+            # against the batch, other than a connection that broke while it was there.
+            error.replicas_lost = replicas_lost
+            raise
 
     async def run_background(self, batch: Tensors) -> BatchResult:
         """Compute a batch if a connected replica is idle; see `TierClient.run_background`."""
-        connection = self._least_loaded()
-        if connection is None or connection.outstanding_rows:
+        idle = [one for one in self._connections.values() if one.takes_batches and not one.outstanding_rows]
+        if not idle:
             raise NotReady("no connected replica is idle")
+        # In turn: what one replica computed, the next batch shows from another.
+        connection = idle[next(self._turns) % len(idle)]
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await connection.run(batch, row_count(batch), is_background=True)
@@ -148,8 +169,13 @@ class ChannelTierClient:
             raise NotReady("the replica was lost") from error
 
     def _least_loaded(self) -> ReplicaConnection | None:
+        """The replica with the fewest rows outstanding; of several, the one that was taken longest ago."""
         able = [connection for connection in self._connections.values() if connection.takes_batches]
-        return min(able, key=lambda connection: connection.outstanding_rows, default=None)
+        chosen = min(able, key=lambda one: (one.outstanding_rows, one.taken), default=None)
+        if chosen is not None:
+            self._taken += 1
+            chosen.taken = self._taken
+        return chosen
 
     async def report(self) -> TierReport:
         """What the tier is. Waits until a replica has started."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 from collections.abc import Callable
 
 from serving.channel.endpoint import Endpoint
-from serving.channel.frames import Frame, encode_frame
+from serving.channel.frames import Frame, encode_cancellation, encode_frame
 from serving.channel.handshake import GREETING_BYTES, PROOF_BYTES, answer, check_acceptance, new_nonce
 from serving.channel.server import GOODBYE_ID, PING_ID
 from serving.channel.stream import FrameStream
@@ -24,6 +25,10 @@ SILENCE_LIMIT_S = 8.0
 _FIRST_BATCH_ID = 2
 
 
+#: What a batch whose time has run out is still given: 0 would stand for no limit.
+_NO_TIME_S = 1e-6
+
+
 class ConnectionLost(Exception):
     """The replica is gone, or silent. The batch may or may not have been computed."""
 
@@ -36,6 +41,8 @@ class ReplicaConnection(FrameStream):
         self.endpoint = endpoint
         #: Rows sent and not yet back.
         self.outstanding_rows = 0
+        #: When it was taken last, in batches.
+        self.taken = 0
         #: Whether the replica takes batches: it has not said goodbye.
         self.takes_batches = False
         self.ready = asyncio.get_running_loop().create_future()
@@ -48,8 +55,12 @@ class ReplicaConnection(FrameStream):
         self._last_heard_s = 0.0
         self._pinger: asyncio.TimerHandle | None = None
 
-    async def run(self, batch: Tensors, rows: int, *, is_background: bool = False) -> BatchResult:
+    async def run(
+        self, batch: Tensors, rows: int, *, is_background: bool = False, deadline_s: float = math.inf
+    ) -> BatchResult:
         """Compute a batch; one in the background only if the replica has nothing else to do.
+
+        Cancelled, or still waiting there at `deadline_s` on the loop's clock, it costs no compute.
 
         Raises:
             ConnectionLost: the connection ended before the reply.
@@ -57,13 +68,18 @@ class ReplicaConnection(FrameStream):
         """
         if not self.is_open:
             raise ConnectionLost(self.endpoint.replica)
+        loop = asyncio.get_running_loop()
         frame_id = next(self._ids)
-        pieces = encode_frame(frame_id, batch, is_background=is_background)
-        reply = self._replies[frame_id] = asyncio.get_running_loop().create_future()
+        timeout_s = _remaining_s(deadline_s, loop.time())
+        pieces = encode_frame(frame_id, batch, is_background=is_background, timeout_s=timeout_s)
+        reply = self._replies[frame_id] = loop.create_future()
         self.outstanding_rows += rows
         try:
             self.write(pieces)
             frame = await reply
+        except asyncio.CancelledError:
+            self.write(encode_cancellation(frame_id))
+            raise
         finally:
             self.outstanding_rows -= rows
             self._replies.pop(frame_id, None)
@@ -121,3 +137,8 @@ class ReplicaConnection(FrameStream):
             return
         self.write(encode_frame(PING_ID, {}))
         self._pinger = loop.call_later(PING_INTERVAL_S, self._ping)
+
+
+def _remaining_s(deadline_s: float, now_s: float) -> float:
+    """As frames say it: 0 for no limit."""
+    return 0.0 if math.isinf(deadline_s) else max(_NO_TIME_S, deadline_s - now_s)

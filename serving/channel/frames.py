@@ -81,6 +81,10 @@ class Head(msgspec.Struct, array_like=True, gc=False):
     is_background: bool = False
     error_code: str = ""
     error: str = ""
+    #: Of a request: how long somebody waits for its rows from now on; 0: no limit is known.
+    timeout_s: float = 0.0
+    #: Nobody waits for the batch of this id any more.
+    is_cancellation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,12 @@ _decoder = msgspec.msgpack.Decoder(Head)
 
 
 def encode_frame(
-    frame_id: int, tensors: Tensors, *, compute_s: float = 0.0, is_background: bool = False
+    frame_id: int,
+    tensors: Tensors,
+    *,
+    compute_s: float = 0.0,
+    is_background: bool = False,
+    timeout_s: float = 0.0,
 ) -> list[bytes | memoryview]:
     """A frame in pieces, to be written one after the other; tensors are not copied.
 
@@ -119,8 +128,13 @@ def encode_frame(
         if padding_bytes:
             payload.append(bytes(padding_bytes))
         payload_bytes += size_bytes + padding_bytes
-    head = _encoder.encode(Head(frame_id, tuple(heads), compute_s, is_background))
+    head = _encoder.encode(Head(frame_id, tuple(heads), compute_s, is_background, timeout_s=timeout_s))
     return [*_opening(head, payload_bytes), *payload]
+
+
+def encode_cancellation(frame_id: int) -> list[bytes | memoryview]:
+    """Tells a replica that nobody waits for a batch any more."""
+    return _opening(_encoder.encode(Head(frame_id, is_cancellation=True)), 0)
 
 
 def encode_error(frame_id: int, error: RequestError) -> list[bytes | memoryview]:

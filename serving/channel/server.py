@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Awaitable, Callable
 
 from serving.channel.endpoint import Endpoint, listening_ipc_socket, new_ipc_name, this_host
 from serving.channel.frames import Frame, encode_error, encode_frame
 from serving.channel.handshake import ANSWER_BYTES, acceptance, greeting, new_nonce
+from serving.channel.spare_time import SpareTime
 from serving.channel.stream import FrameStream
 from serving.errors import InternalError, NotReady, RequestError
 from serving.gateway.tier_client import BatchResult
@@ -16,7 +19,8 @@ from serving.tensors import Tensors
 
 logger = logging.getLogger("halftone.channel")
 
-Run = Callable[[Tensors], Awaitable[BatchResult | RequestError]]
+#: Computes a batch, for which somebody waits that many seconds from now on.
+Run = Callable[[Tensors, float], Awaitable[BatchResult | RequestError]]
 
 #: Gateways that may be connected to one replica.
 MAX_CONNECTIONS = 256
@@ -43,6 +47,7 @@ class ChannelServer:
         self._connections: set[_GatewayStream] = set()
         self._servers: list[asyncio.Server] = []
         self._batches: set[asyncio.Task[None]] = set()
+        self._spare_time = SpareTime(time.monotonic)
         self._is_closing = False
 
     async def start(self, tier: str, replica: str, tcp_host: str | None) -> Endpoint:
@@ -85,21 +90,29 @@ class ChannelServer:
 
     def compute(self, connection: _GatewayStream, frame: Frame) -> asyncio.Task[None] | None:
         """Compute a batch and reply. Cancelled before it started, it costs no compute."""
-        limit = 1 if frame.head.is_background else self._max_inflight
-        if len(self._batches) >= limit:
+        is_background = frame.head.is_background
+        if is_background and not self._spare_time.allows_background():
+            connection.write(encode_error(frame.head.id, NotReady("the replica has no time to spare")))
+            return None
+        if len(self._batches) >= self._max_inflight:
             connection.write(encode_error(frame.head.id, NotReady("the replica has too many batches")))
             return None
         task = asyncio.get_running_loop().create_task(self._answer(connection, frame))
         self._batches.add(task)
-        task.add_done_callback(self._batches.discard)
+        self._spare_time.began(is_background)
+        task.add_done_callback(lambda done: self._ended(done, is_background))
         return task
+
+    def _ended(self, task: asyncio.Task[None], is_background: bool) -> None:
+        self._batches.discard(task)
+        self._spare_time.ended(is_background)
 
     async def _answer(self, connection: _GatewayStream, frame: Frame) -> None:
         connection.write(await self._reply(frame))
 
     async def _reply(self, frame: Frame) -> list[bytes | memoryview]:
         try:
-            result = await self._run(frame.tensors)
+            result = await self._run(frame.tensors, frame.head.timeout_s or math.inf)
             if isinstance(result, RequestError):
                 return encode_error(frame.head.id, result)
             return encode_frame(frame.head.id, result.outputs, compute_s=result.compute_s)
@@ -118,7 +131,7 @@ class _GatewayStream(FrameStream):
         self._server = server
         self._key = key
         self._nonce = new_nonce()
-        self._batches: set[asyncio.Task[None]] = set()
+        self._batches: dict[int, asyncio.Task[None]] = {}
 
     def greet(self) -> None:
         """The replica speaks first."""
@@ -136,18 +149,22 @@ class _GatewayStream(FrameStream):
         """Nothing to do: gateways speak first from here on."""
 
     def received(self, frame: Frame) -> None:
-        """A ping, or a batch."""
-        if frame.head.id == PING_ID:
+        """A ping, a batch, or the end of the wait for one."""
+        frame_id = frame.head.id
+        if frame_id == PING_ID:
             self.write(encode_frame(PING_ID, {}))
+        elif frame.head.is_cancellation:
+            if waiting := self._batches.get(frame_id):
+                waiting.cancel()
         elif task := self._server.compute(self, frame):
-            self._batches.add(task)
-            task.add_done_callback(self._batches.discard)
+            self._batches[frame_id] = task
+            task.add_done_callback(lambda _: self._batches.pop(frame_id, None))
 
     def lost(self, error: Exception | None) -> None:
         """The gateway is gone, and nobody waits for its batches."""
         del error
         self._server.left(self)
-        for task in self._batches:
+        for task in self._batches.values():
             task.cancel()
 
     def finish(self) -> None:

@@ -2,6 +2,7 @@
 
 from serving.config.divergence import CaptureConfig, Divergence, DivergenceMetric
 from serving.config.loading import json_schema, load_config, parse_config
+from serving.config.precision_rank import PRECISION_RANK
 from serving.config.schema import (
     Batching,
     ClassRule,
@@ -14,6 +15,7 @@ from serving.config.schema import (
 )
 
 __all__ = [
+    "PRECISION_RANK",
     "Batching",
     "CaptureConfig",
     "ClassRule",

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import get_args
 
-from serving.config.schema import Config, ModelConfig, TierConfig, TierKind
+from serving.config.precision_rank import PRECISION_RANK
+from serving.config.schema import ClassRule, Config, ModelConfig, TierConfig, TierKind
 from serving.errors import ConfigError
 
 #: Kinds with 16-bit results, which a CPU emulates unless told otherwise.
@@ -44,6 +45,18 @@ def check_model(model: ModelConfig, path: str) -> None:
     for name in model.tiers:
         _check_tier(model, name, f"{path}.tiers.{name}")
     _check_routing(model, path)
+    _check_thresholds(model, path)
+
+
+def _check_thresholds(model: ModelConfig, path: str) -> None:
+    if model.outputs is None:
+        return  # The source declares them.
+    known = [tensor.name for tensor in model.outputs]
+    for name in model.divergence.thresholds:
+        if name not in known:
+            raise ConfigError(
+                f"no output {name!r}{nearest(name, known)}", f"{path}.divergence.thresholds.{name}"
+            )
 
 
 def _check_tensor_names(model: ModelConfig, path: str) -> None:
@@ -100,11 +113,22 @@ def _check_routing(model: ModelConfig, path: str) -> None:
         if rule.tier not in model.tiers:
             hint = nearest(rule.tier, model.tiers)
             raise ConfigError(f"no tier {rule.tier!r}{hint}", f"{path}.classes.{name}")
+        _check_degradation(model, rule, f"{path}.classes.{name}.may_degrade_to")
     known = [*model.classes, *model.tiers]
     if model.default is not None and model.default not in known:
         raise ConfigError(
             f"no class or tier {model.default!r}{nearest(model.default, known)}", f"{path}.default"
         )
+
+
+def _check_degradation(model: ModelConfig, rule: ClassRule, path: str) -> None:
+    lower = rule.may_degrade_to
+    if lower is None:
+        return
+    if lower not in model.tiers:
+        raise ConfigError(f"no tier {lower!r}{nearest(lower, model.tiers)}", path)
+    if PRECISION_RANK[model.kind(lower)] >= PRECISION_RANK[model.kind(rule.tier)]:
+        raise ConfigError(f"{lower!r} is not less precise than {rule.tier!r}", path)
 
 
 def ineffective(config: Config) -> list[str]:

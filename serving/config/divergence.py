@@ -46,7 +46,8 @@ class CaptureConfig(Section):
     redact: tuple[TensorName, ...] = Field(
         default=(),
         strict=False,
-        description="Model tensors to leave out; such a row cannot be replayed.",
+        description="Model tensors to leave out; such a row cannot be replayed. Where a name is none of "
+        "them, as of an input that is preprocessed, all are left out.",
     )
 
 
@@ -57,14 +58,16 @@ class Divergence(Section):
     metric: DivergenceMetric = Field(default="rel_l2", description="What the budget is about.")
     budget: float = Field(default=5.0e-3, gt=0, description="What the metric's quantile may be.")
     quantile: float = Field(default=0.99, gt=0, lt=1)
-    window: int = Field(default=1000, ge=1, le=1_000_000, description="Compared rows that count.")
+    window: int = Field(default=1000, ge=1, le=100_000, description="Compared rows that count.")
     min_samples: int | None = Field(
         default=None, ge=1, description="Rows before the budget acts; 200, or the window if that is less."
     )
     recover_ratio: float = Field(
         default=0.8, gt=0, le=1, description="A tripped tier recovers at this share of the budget."
     )
-    cooldown_s: float = Field(default=30.0, ge=0, le=86400, description="A trip lasts at least this long.")
+    cooldown_s: float = Field(
+        default=30.0, ge=0, le=86400, description="A trip lasts at least this long; relapses double it."
+    )
     probe_share: float = Field(
         default=0.1, gt=0, le=1, description="Share of its requests that a recovering tier answers."
     )

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from serving.config.checks import check_config, nearest
-from serving.config.schema import PATTERN_HINTS, Config
+from serving.config.schema import PATTERN_HINTS, Config, ModelConfig
 from serving.errors import ConfigError, quote
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -68,7 +68,7 @@ def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
 def load_config(path: Path) -> Config:
     """Read and check a configuration file.
 
-    Relative `weights` and `tokens_file` are taken from the file's own folder.
+    Relative `weights`, `tokens_file` and `divergence.capture.folder` are taken from the file's own folder.
 
     Raises:
         ConfigError: the file cannot be read, is no YAML, or any field in it is wrong.
@@ -112,11 +112,18 @@ def _with_absolute_paths(config: Config, folder: Path) -> Config:
     server = config.server
     if server.tokens_file:
         server = server.model_copy(update={"tokens_file": folder / server.tokens_file})
-    models = tuple(
-        model.model_copy(update={"weights": folder / model.weights}) if model.weights else model
-        for model in config.models
-    )
+    models = tuple(_model_with_absolute_paths(model, folder) for model in config.models)
     return config.model_copy(update={"server": server, "models": models})
+
+
+def _model_with_absolute_paths(model: ModelConfig, folder: Path) -> ModelConfig:
+    changed: dict[str, object] = {}
+    if model.weights:
+        changed["weights"] = folder / model.weights
+    if capture := model.divergence.capture:
+        capture = capture.model_copy(update={"folder": folder / capture.folder})
+        changed["divergence"] = model.divergence.model_copy(update={"capture": capture})
+    return model.model_copy(update=changed) if changed else model
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:

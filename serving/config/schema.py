@@ -26,8 +26,13 @@ class ServerConfig(Section):
     max_body_bytes: int = Field(default=67_108_864, ge=1024, le=2**31 - 1)
     body_timeout_s: float = Field(default=10.0, gt=0, le=600, description="For a body to arrive whole.")
     request_timeout_s: float = Field(
-        default=30.0, gt=0, le=3600, description="For an answer, when the request names no shorter time."
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="For an answer, when the request names no shorter time. A batch that computes for more "
+        "than half of it counts as hung, and its replica is replaced.",
     )
+
     drain_timeout_s: float = Field(
         default=20.0, ge=0, le=600, description="For requests in flight when the server stops."
     )
@@ -35,6 +40,18 @@ class ServerConfig(Section):
         default=None, strict=False, description="Bearer tokens, a line each: `name token`."
     )
     allow_unauthenticated: bool = Field(default=False, description="Listen beyond loopback without tokens.")
+    log: Literal["text", "json"] = Field(
+        default="text", description="Lines on stderr: for people, or one JSON object each."
+    )
+
+    @property
+    def batch_limit_s(self) -> float:
+        """For one batch on its device.
+
+        A row may arrive when another batch has just begun: with batches that take longer than
+        this, it would not be answered in time.
+        """
+        return self.request_timeout_s / 2
 
     @property
     def is_loopback(self) -> bool:
@@ -153,6 +170,9 @@ class TierConfig(Section):
     )
     batching: Batching = Batching()
     max_queue_rows: int = Field(default=1024, ge=1, le=2**24)
+    max_queue_bytes: int = Field(
+        default=268_435_456, ge=1024, le=2**40, description="Of the requests that wait, as model tensors."
+    )
     graphs: bool = Field(
         default=False,
         description="On a GPU or NPU: capture a graph per bucket and replay it. Has not run on either.",
@@ -185,6 +205,11 @@ class ClassRule(Section):
     """The tier that answers requests of a sensitivity class."""
 
     tier: Name
+    may_degrade_to: Name | None = Field(
+        default=None,
+        description="A less precise tier, for requests of this class while its own is full or lost; "
+        "the reply says so. Without it they are refused.",
+    )
 
 
 def _class_rule(value: object) -> object:

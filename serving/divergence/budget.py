@@ -10,11 +10,14 @@
 
 Every arrow needs `min_samples` rows that were compared since the last one, but for the first, whose
 window slides. Recovery asks for less divergence than the limit (`recover_ratio`), so that a tier
-whose quantile lies at the limit trips once and stays.
+whose quantile lies at the limit trips once and stays. Quantiles of a window scatter all the same: a
+tier that relapses, tripping within `RELAPSE_COOLDOWNS` cooldowns of its last recovery, has to cool
+twice as long as the last time, as Envoy's outlier detection lengthens its ejections.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -26,6 +29,11 @@ from serving.divergence.quantiles import Window
 
 BudgetState = Literal["serving", "tripped", "probing"]
 STATES: tuple[BudgetState, ...] = get_args(BudgetState)
+
+#: A trip so many cooldowns after the recovery is no relapse.
+RELAPSE_COOLDOWNS = 4
+#: The longest cooldown, in those of the rule: 32 minutes of the default's 30 s.
+MAX_COOLDOWNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,11 @@ class TierBudget:
         self._clock = clock
         self._since_s = clock()
         self._window = Window(rule.window)
+        #: The quantile that decided last.
+        self._judged = math.nan
+        #: Of the last trip, and when the tier began to serve after it.
+        self._cooldown_s = 0.0
+        self._recovered_s = -math.inf
 
     @property
     def samples(self) -> int:
@@ -63,12 +76,12 @@ class TierBudget:
 
     @property
     def measured(self) -> float:
-        """The quantile over the window; NaN without rows."""
-        return self._window.quantile(self.rule.quantile)
+        """The quantile over the window; while that is empty, the one that decided last; NaN before any."""
+        return self._window.quantile(self.rule.quantile) if self.samples else self._judged
 
     @property
     def ratio(self) -> float:
-        """The quantile as a share of the limit; NaN without rows."""
+        """`measured` as a share of the limit."""
         return self.measured / self.rule.limit
 
     def add(self, figures: NDArray[np.float64]) -> BudgetState | None:
@@ -76,22 +89,36 @@ class TierBudget:
         if len(figures) == 0:
             return None
         self._window.extend(figures)
-        if self.is_held or self.samples < self.rule.min_samples:
+        if self.is_held:
+            return None
+        if self.samples < self.rule.min_samples:
+            if self.state == "serving":
+                self.reason = f"{self.samples} of {self.rule.min_samples} rows that it takes are compared"
             return None
         return self._judge()
 
     def _judge(self) -> BudgetState | None:
-        measured, limit = self.measured, self.rule.limit
+        measured = self._judged = self.measured
+        limit = self.rule.limit
         if self.state != "tripped" and measured > limit:
+            self._cooldown_s = self._next_cooldown_s()
             return self._enter("tripped", self._sentence("over"))
         if self.state == "probing":
+            self._recovered_s = self._clock()
             return self._enter("serving", self._sentence("within"))
-        has_cooled = self._clock() - self._since_s >= self.rule.cooldown_s
+        has_cooled = self._clock() - self._since_s >= self._cooldown_s
         if self.state == "tripped" and has_cooled and measured <= limit * self.rule.recover_ratio:
             return self._enter("probing", self._sentence("well within"))
         if self.state == "serving":
             self.reason = self._sentence("within")
         return None
+
+    def _next_cooldown_s(self) -> float:
+        shortest_s = self.rule.cooldown_s
+        served_s = self._clock() - self._recovered_s if self.state == "serving" else 0.0
+        if served_s > RELAPSE_COOLDOWNS * self._cooldown_s:
+            return shortest_s
+        return min(max(2 * self._cooldown_s, shortest_s), MAX_COOLDOWNS * shortest_s)
 
     def _sentence(self, relation: str) -> str:
         rule = self.rule
@@ -108,11 +135,13 @@ class TierBudget:
     def reset(self, reason: str) -> None:
         """By hand: the tier serves again, and its window starts anew."""
         self.is_held = False
+        self._judged, self._cooldown_s = math.nan, 0.0
         self._enter("serving", reason)
 
     def restore(self, state: BudgetState, is_held: bool, reason: str) -> None:
         """Take over what another process remembers."""
         self.is_held = is_held
+        self._cooldown_s = self.rule.cooldown_s
         self._enter(state, reason)
 
     def _enter(self, state: BudgetState, reason: str) -> BudgetState:

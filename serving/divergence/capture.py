@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
@@ -69,6 +70,9 @@ class Capture:
         return save(arrays, {_METADATA_KEY: json.dumps(asdict(self.facts))})
 
 
+_FACTS = TypeAdapter(CaptureFacts)
+
+
 def can_be_captured(*tensors: Tensors) -> bool:
     """Whether the format has a place for all of them: it has none for text."""
     return all(array.dtype.kind in "biuf" for some in tensors for array in some.values())
@@ -84,9 +88,8 @@ def read_capture(path: Path) -> Capture:
         with safe_open(path, "numpy") as file:
             facts = json.loads((file.metadata() or {})[_METADATA_KEY])
             arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        facts["redacted"] = tuple(facts["redacted"])
         parts = (_named(arrays, prefix) for prefix in (_INPUT, _TIER, _REFERENCE))
-        return Capture(CaptureFacts(**facts), *parts)
+        return Capture(_FACTS.validate_python(facts), *parts)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except (SafetensorError, KeyError, TypeError, ValueError) as error:

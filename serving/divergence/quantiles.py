@@ -14,11 +14,13 @@ CONFIDENCE = 0.95
 class Window:
     """The newest figures of one series."""
 
-    __slots__ = ("_count", "_values")
+    __slots__ = ("_count", "_sorted", "_values")
 
     def __init__(self, size: int) -> None:
         self._values = np.zeros(size)
         self._count = 0
+        #: The figures in ascending order, until one is added.
+        self._sorted: NDArray[np.float64] | None = None
 
     @property
     def samples(self) -> int:
@@ -31,10 +33,12 @@ class Window:
         places = (self._count + np.arange(len(values))) % len(self._values)
         self._values[places] = values
         self._count += len(values)
+        self._sorted = None
 
     def clear(self) -> None:
         """Forget all of them."""
         self._count = 0
+        self._sorted = None
 
     def quantile(self, share: float) -> float:
         """The smallest figure that at least this share of figures does not exceed; NaN without any."""
@@ -52,10 +56,11 @@ class Window:
 
     def _ordered(self, place: int) -> float:
         """The `place`-th smallest figure, counted from 1."""
-        samples = self.samples
-        if samples == 0:
+        if self.samples == 0:
             return math.nan
-        return float(np.partition(self._values[:samples], place - 1)[place - 1])
+        if self._sorted is None:
+            self._sorted = np.sort(self._values[: self.samples])
+        return float(self._sorted[place - 1])
 
 
 @lru_cache(maxsize=4096)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from serving.divergence.budget import BudgetRule, BudgetState, TierBudget
 from serving.divergence.comparators import METRICS
@@ -60,9 +61,22 @@ class TierLedger:
             known = array[~np.isnan(array)]
             if metric in self._windows:
                 self._windows[metric].extend(known)
-            if metric == self.budget.rule.metric and (state := self.budget.add(known)):
-                log = logger.warning if state == "tripped" else logger.info
-                log("tier %s is %s: %s", self._name, state, self.budget.reason)
+            if metric == self.budget.rule.metric:
+                self._judge(known, is_any=len(array) > 0)
+
+    def _judge(self, known: NDArray[np.float64], is_any: bool) -> None:
+        """`known`: the budget's figures; `is_any`: whether rows were compared at all."""
+        if state := self.budget.add(known):
+            log = logger.warning if state == "tripped" else logger.info
+            log("tier %s is %s: %s", self._name, state, self.budget.reason)
+        elif is_any and not self.budget.samples and self.budget.state == "serving":
+            self.budget.reason = f"{self.budget.rule.metric} applies to none of the model's outputs"
+
+    def reset(self, reason: str) -> None:
+        """By hand: the tier serves again, and nothing that was measured before counts."""
+        self.budget.reset(reason)
+        for window in self._windows.values():
+            window.clear()
 
     def standing(self, floor: Mapping[str, float]) -> Standing:
         """What there is to tell."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import heapq
 import itertools
@@ -23,6 +24,8 @@ from serving.tensors import Tensors, slice_rows
 logger = logging.getLogger("halftone.precision")
 
 SUFFIX = ".safetensors"
+#: Of a file that is being written, or that a gateway was killed over.
+UNFINISHED = ".part"
 _PACKAGES = ("halftone-serving", "torch", "torch_npu", "numpy", "ray")
 
 
@@ -68,21 +71,29 @@ class CaptureFolder:
         self._worst: dict[str, list[tuple[float, int, Path]]] = {}
         self._seen: dict[str, int] = {}
         self._numbers = itertools.count()
+        self._said: set[str] = set()
 
     def consider(self, tier: str, rows: ComparedRows, comparison: Comparison) -> None:
-        """Keep those rows of a tier that are among the worst of their window."""
+        """Keep those rows of a tier that are among the worst of their window. Failures are only said."""
+        if not can_be_captured(rows.batch, rows.found, rows.wanted):
+            self._warn("rows with text cannot be captured")
+            return
         figures = comparison.row_figures()
         for row, figure in enumerate(figures[self._metric].tolist()):
-            if math.isnan(figure) or not self._is_among_worst(tier, figure):
+            if not self._is_among_worst(tier, figure):
                 continue
-            own = rows.row(row)
-            if not can_be_captured(own.batch, own.found, own.wanted):
-                logger.warning("a row of model %s holds text, which a capture cannot", self._model)
-                return
             known = {metric: _or_none(values[row]) for metric, values in figures.items()}
-            facts = self._facts(tier, own.request_ids[0], known, comparison.row_verdict(row))
-            kept = {name: array for name, array in own.batch.items() if name not in self._config.redact}
-            self._write(tier, figure, Capture(facts, kept, own.found, own.wanted))
+            capture = self._capture(tier, rows.row(row), known, comparison.row_verdict(row))
+            try:
+                self._keep(tier, figure, capture)
+            except OSError as error:
+                self._warn(f"a capture cannot be written: {error}")
+
+    def _warn(self, message: str) -> None:
+        """Say it once: it would be said for every row."""
+        if message not in self._said:
+            self._said.add(message)
+            logger.warning("model %s: %s", self._model, message)
 
     def _is_among_worst(self, tier: str, figure: float) -> bool:
         self._seen[tier] = self._seen.get(tier, 0) + 1
@@ -90,37 +101,48 @@ class CaptureFolder:
             self._seen[tier] = 1
             self._worst[tier] = []
         worst = self._worst.setdefault(tier, [])
-        return len(worst) < self._config.rows or figure > worst[0][0]
+        least = worst[0][0] if len(worst) >= self._config.rows else 0.0
+        return figure > least  # NaN is not.
 
-    def _facts(
-        self, tier: str, request_id: str, figures: Mapping[str, float | None], verdict: str
-    ) -> CaptureFacts:
+    def _capture(
+        self, tier: str, row: ComparedRows, figures: Mapping[str, float | None], verdict: str
+    ) -> Capture:
         described = self._describe()
-        return CaptureFacts(
+        redacted = self._redacted(row.batch)
+        facts = CaptureFacts(
             model=self._model,
             tier=tier,
             reference=self._reference,
-            request_id=request_id,
+            request_id=row.request_ids[0],
             captured_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
             figures=figures,
             verdict=verdict,
             versions=_versions(),
             tiers={name: _described(described.get(name)) for name in (tier, self._reference)},
-            redacted=tuple(self._config.redact),
+            redacted=redacted,
         )
+        kept = {name: array for name, array in row.batch.items() if name not in redacted}
+        return Capture(facts, kept, row.found, row.wanted)
 
-    def _write(self, tier: str, figure: float, capture: Capture) -> None:
+    def _redacted(self, batch: Tensors) -> tuple[str, ...]:
+        """The model tensors to leave out: all, where a name is none of theirs.
+
+        Then it names a request's input, and what preprocessing made of that cannot be told.
+        """
+        if set(self._config.redact) <= set(batch):
+            return self._config.redact
+        return tuple(batch)
+
+    def _keep(self, tier: str, figure: float, capture: Capture) -> None:
+        """Write a capture, and remove what it displaces."""
         number = next(self._numbers)
         folder = self._config.folder
         path = folder / f"{self._model}-{tier}-{os.getpid()}-{number:06d}{SUFFIX}"
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            unfinished = path.with_suffix(".part")
-            unfinished.write_bytes(capture.encode())
-            unfinished.replace(path)
-        except OSError as error:
-            logger.warning("a capture cannot be written: %s", error)
-            return
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = path.with_suffix(UNFINISHED)
+        unfinished.touch(mode=0o600)
+        unfinished.write_bytes(capture.encode())
+        unfinished.replace(path)
         worst = self._worst[tier]
         heapq.heappush(worst, (figure, number, path))
         if len(worst) > self._config.rows:
@@ -129,7 +151,11 @@ class CaptureFolder:
 
     def _make_room(self) -> None:
         """Remove the oldest captures until the folder is within its limit."""
-        files = [(file.stat(), file) for file in self._config.folder.glob(f"*{SUFFIX}") if file.is_file()]
+        files = []
+        for file in self._config.folder.iterdir():
+            if file.suffix in {SUFFIX, UNFINISHED}:
+                with contextlib.suppress(FileNotFoundError):  # Other gateways make room here too.
+                    files.append((file.stat(), file))
         files.sort(key=lambda entry: entry[0].st_mtime_ns)
         size_bytes = sum(status.st_size for status, _ in files)
         for status, file in files:

@@ -13,23 +13,32 @@ requests behind it, one batch at a time, so that it cannot starve them.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
-from serving.errors import Deadline, InternalError, ModelError, NotReady, Overloaded, RequestError, TooLarge
+from serving.errors import (
+    Deadline,
+    InternalError,
+    ModelError,
+    NotReady,
+    Overloaded,
+    RequestError,
+    TierLost,
+    TooLarge,
+)
+from serving.gateway.drain_rate import DrainRate
 from serving.gateway.pacing import Pacer
-from serving.gateway.tier_client import BatchResult, TierClient
-from serving.tensors import Tensors, slice_rows
+from serving.gateway.pending import Batch, Pending, Slice, fail, scatter
+from serving.gateway.quarantine import Quarantine, refusal
+from serving.gateway.tier_client import ATTEMPTS, TierClient
+from serving.tensors import Tensors, size_bytes, slice_rows
 
 #: One batch computes while the next one is on its way.
 BATCHES_PER_REPLICA = 2
-#: Weight of the newest batch in the estimate of the drain rate.
-_DRAIN_SMOOTHING = 0.2
+#: Between two tries of a row that is computed alone, while no replica takes it.
+ALONE_RETRY_S = 0.25
 
 Collate = Callable[[Sequence[Tensors]], Tensors]
 
@@ -37,17 +46,14 @@ Collate = Callable[[Sequence[Tensors]], Tensors]
 class TierRecorder(Protocol):
     """Where a coalescer reports what happens, one tier's metrics."""
 
-    def queued(self, rows: int) -> None:
-        """Rows in the queue now."""
-
-    def inflight(self, rows: int) -> None:
-        """Rows sent and not yet back, now."""
-
     def started(self, waited_s: float) -> None:
         """A request's first row left the queue."""
 
     def batch(self, rows: int, compute_s: float) -> None:
         """A batch came back."""
+
+    def padded(self, elements: int, padding: int) -> None:
+        """A batch of that many elements was made, of which some are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,40 +63,11 @@ class Limits:
     max_rows: int
     max_wait_s: float
     max_queue_rows: int
+    #: Of the requests that have rows in the queue.
+    max_queue_bytes: int
     replicas: int
     #: For a row from arrival to answer; batches are kept small enough for it.
     target_s: float | None = None
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """One request in the queue. `next_row` is the first row that has not left."""
-
-    tensors: Tensors
-    rows: int
-    key: object
-    arrived_s: float
-    #: Since when its next row waits: its arrival, or when its last rows left.
-    turn_s: float
-    done: asyncio.Future[Tensors]
-    next_row: int = 0
-    #: Outputs by first row, until all are back.
-    parts: dict[int, Tensors] = field(default_factory=dict)
-    rows_back: int = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Answered, failed, expired or abandoned: nothing waits for its rows any more."""
-        return self.done.done()
-
-
-@dataclass(frozen=True, slots=True)
-class _Slice:
-    """Rows `start:stop` of one request, as part of a batch."""
-
-    request: _Pending
-    start: int
-    stop: int
 
 
 class Coalescer:
@@ -110,8 +87,9 @@ class Coalescer:
         self._collate = collate
         self._batch_key = batch_key
         #: Requests with rows to send, by batch key; only requests of one key share a batch.
-        self._queues: dict[object, deque[_Pending]] = {}
+        self._queues: dict[object, deque[Pending]] = {}
         self._reserved_rows = 0
+        self._reserved_bytes = 0
         self._inflight_batches = 0
         self._inflight_rows = 0
         self._pacer = Pacer(limits.max_rows, limits.max_wait_s, limits.target_s)
@@ -119,7 +97,10 @@ class Coalescer:
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._calls: set[asyncio.Task[None]] = set()
-        self._drain_rows_per_s = 0.0
+        self._drain_rate = DrainRate()
+        self._quarantine = Quarantine(lambda: asyncio.get_running_loop().time())
+        #: Rows under suspicion are computed one at a time, or one would be blamed for another.
+        self._alone = asyncio.Lock()
 
     @property
     def queue_rows(self) -> int:
@@ -131,20 +112,34 @@ class Coalescer:
         """Rows sent and not yet back."""
         return self._inflight_rows
 
-    def admit(self, rows: int) -> None:
+    @property
+    def queue_bytes(self) -> int:
+        """What the requests take that have rows in the queue."""
+        return self._reserved_bytes
+
+    def has_room(self, rows: int, size_bytes: int) -> bool:
+        """Whether `admit` would admit them now."""
+        return (
+            self._reserved_rows + rows <= self._limits.max_queue_rows
+            and self._reserved_bytes + size_bytes <= self._limits.max_queue_bytes
+        )
+
+    def admit(self, rows: int, size_bytes: int) -> None:
         """Reserve room in the queue, before the request costs any work.
 
         Every admission is followed by `submit`, or by `release` when that never happens.
 
         Raises:
-            TooLarge: more rows than the queue could ever hold.
+            TooLarge: more rows or bytes than the queue could ever hold.
             Overloaded: no room now.
         """
         if rows > self._limits.max_queue_rows:
             raise TooLarge(f"{rows} rows; this tier's queue holds {self._limits.max_queue_rows}")
-        if self._reserved_rows + rows > self._limits.max_queue_rows:
+        if size_bytes > self._limits.max_queue_bytes:
+            raise TooLarge(f"{size_bytes} bytes; this tier's queue holds {self._limits.max_queue_bytes}")
+        if not self.has_room(rows, size_bytes):
             raise Overloaded("the tier's queue is full", self._retry_after_s())
-        self._reserve(rows)
+        self._reserve(rows, size_bytes)
 
     async def run_background(self, batch: Tensors) -> Tensors:
         """Compute a batch that nobody waits for, past the queue, if a replica is idle.
@@ -157,19 +152,22 @@ class Coalescer:
             raise NotReady("every replica has rows to compute")
         return (await self._client.run_background(batch)).outputs
 
-    def release(self, rows: int) -> None:
-        """Give back rows that were admitted and will not be submitted."""
-        self._reserve(-rows)
+    def release(self, rows: int, size_bytes: int) -> None:
+        """Give back what was admitted and will not be submitted."""
+        self._reserve(-rows, -size_bytes)
 
-    async def submit(self, tensors: Tensors, rows: int, deadline_s: float) -> Tensors:
+    async def submit(self, tensors: Tensors, rows: int, deadline_s: float, *, admitted_bytes: int) -> Tensors:
         """Queue admitted rows and wait for their outputs.
 
         Args:
             tensors: model tensors, each [rows, ...].
             rows: as admitted.
             deadline_s: on the loop's clock; rows still queued then are never sent.
+            admitted_bytes: as admitted. The tensors may be larger: preprocessing made them.
 
         Raises:
+            Overloaded: they are larger, and there is no room for them.
+            Quarantined: a row is known to end the processes that compute it.
             Deadline: the time ran out.
             RequestError: what the tier answered.
         """
@@ -179,10 +177,17 @@ class Coalescer:
             if deadline_s <= arrived_s:
                 raise Deadline("the request's time ran out before it was queued")
             key = self._checked_key(tensors, rows)
+            own_bytes = size_bytes(tensors)
+            if own_bytes > admitted_bytes and not self.has_room(0, own_bytes - admitted_bytes):
+                raise Overloaded("the tier's queue is full", self._retry_after_s())
+            if self._quarantine:
+                self._quarantine.check(tensors)
         except BaseException:
-            self.release(rows)
+            self.release(rows, admitted_bytes)
             raise
-        request = _Pending(tensors, rows, key, arrived_s, arrived_s, loop.create_future())
+        self._reserve(0, own_bytes - admitted_bytes)
+        done = loop.create_future()
+        request = Pending(tensors, rows, own_bytes, key, arrived_s, deadline_s, arrived_s, done)
         expiry = loop.call_at(deadline_s, self._expire, request)
         self._queues.setdefault(key, deque()).append(request)
         if self._soon is None:
@@ -193,6 +198,8 @@ class Coalescer:
             expiry.cancel()
             request.done.cancel()  # Abandoned: no effect when the outputs are there.
             self._drop_unsent(request)
+            for batch in request.batches:
+                batch.cancel_if_forsaken()
 
     def _checked_key(self, tensors: Tensors, rows: int) -> object:
         """The batch key of preprocessed tensors. Both come from the model's own code."""
@@ -206,29 +213,28 @@ class Coalescer:
             raise ModelError("the model's preprocessing changed the number of rows")
         return key
 
-    def _reserve(self, rows: int) -> None:
+    def _reserve(self, rows: int, size_bytes: int = 0) -> None:
         self._reserved_rows += rows
-        self._recorder.queued(self._reserved_rows)
+        self._reserved_bytes += size_bytes
 
     def _retry_after_s(self) -> int:
-        """Seconds until the queue would be empty at the rate it drains now, at least 1."""
-        if self._drain_rows_per_s <= 0:
-            return 1
-        return max(1, min(60, math.ceil(self._reserved_rows / self._drain_rows_per_s)))
+        """Seconds until the queue would be empty at the rate it drains now."""
+        now_s = asyncio.get_running_loop().time()
+        return self._drain_rate.retry_after_s(self._reserved_rows, self._inflight_rows, now_s)
 
-    def _expire(self, request: _Pending) -> None:
+    def _expire(self, request: Pending) -> None:
         if not request.is_over:
             where = "queued" if request.next_row == 0 else "running"
             request.done.set_exception(Deadline(f"the request's time ran out while it was {where}"))
             self._drop_unsent(request)
 
-    def _drop_unsent(self, request: _Pending) -> None:
+    def _drop_unsent(self, request: Pending) -> None:
         """Take a request that is over out of the queue, and its rows out of the count."""
         unsent = request.rows - request.next_row
         if unsent == 0:
             return
         request.next_row = request.rows
-        self._reserve(-unsent)
+        self._reserve(-unsent, -request.size_bytes)
         queue = self._queues.get(request.key)
         if queue is not None:
             queue.remove(request)
@@ -256,7 +262,7 @@ class Coalescer:
             if slices := self._take(queue, now_s):
                 self._send(slices, now_s)
 
-    def _may_leave(self, queue: deque[_Pending], now_s: float) -> bool:
+    def _may_leave(self, queue: deque[Pending], now_s: float) -> bool:
         """Whether a batch of the oldest request may leave."""
         if self._inflight_batches < self._limits.replicas:
             return True
@@ -264,7 +270,7 @@ class Coalescer:
         waited_s = now_s - queue[0].turn_s + 1e-4
         return waited_s >= self._pacer.wait_s or self._is_full(queue)
 
-    def _is_full(self, queue: deque[_Pending]) -> bool:
+    def _is_full(self, queue: deque[Pending]) -> bool:
         rows, full_rows = 0, self._pacer.rows
         for request in queue:
             rows += request.rows - request.next_row
@@ -272,21 +278,21 @@ class Coalescer:
                 return True
         return False
 
-    def _take(self, queue: deque[_Pending], now_s: float) -> list[_Slice]:
+    def _take(self, queue: deque[Pending], now_s: float) -> list[Slice]:
         """A batch's rows off the queue, oldest requests first, each at most once."""
         key = queue[0].key
-        slices: list[_Slice] = []
+        slices: list[Slice] = []
         room = self._pacer.rows
         for _ in range(len(queue)):
             if room == 0:
                 break
             request = queue.popleft()
             if request.is_over:  # Cancelled or failed a moment ago.
-                self._reserve(request.next_row - request.rows)
+                self._reserve(request.next_row - request.rows, -request.size_bytes)
                 request.next_row = request.rows
                 continue
             stop = min(request.rows, request.next_row + room)
-            slices.append(_Slice(request, request.next_row, stop))
+            slices.append(Slice(request, request.next_row, stop))
             room -= stop - request.next_row
             request.next_row = stop
             if stop < request.rows:
@@ -296,57 +302,107 @@ class Coalescer:
             del self._queues[key]
         return slices
 
-    def _send(self, slices: list[_Slice], now_s: float) -> None:
+    def _send(self, slices: list[Slice], now_s: float) -> None:
         rows = sum(piece.stop - piece.start for piece in slices)
         for piece in slices:
             if piece.start == 0:
                 self._recorder.started(now_s - piece.request.arrived_s)
         self._inflight_batches += 1
         self._inflight_rows += rows
-        self._reserve(-rows)
-        self._recorder.inflight(self._inflight_rows)
-        call = asyncio.get_running_loop().create_task(self._run(slices, rows))
+        # A request's tensors are one piece: they are held until its last row has left.
+        left_bytes = sum(p.request.size_bytes for p in slices if p.request.next_row == p.request.rows)
+        self._reserve(-rows, -left_bytes)
+        batch = Batch(slices)
+        for piece in slices:
+            piece.request.batches.append(batch)
+        batch.call = call = asyncio.get_running_loop().create_task(self._run(batch, rows))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
 
-    async def _run(self, slices: list[_Slice], rows: int) -> None:
-        started_s = asyncio.get_running_loop().time()
+    async def _run(self, batch: Batch, rows: int) -> None:
         try:
-            await self._compute(slices)
+            await self._compute(batch.slices)
         except asyncio.CancelledError:
-            _fail(slices, InternalError("the batch was cancelled"))
+            fail(batch.slices, InternalError("the batch was cancelled"))
             raise
         finally:
+            batch.end()
             self._inflight_batches -= 1
             self._inflight_rows -= rows
-            self._recorder.inflight(self._inflight_rows)
-            self._note_drained(rows, asyncio.get_running_loop().time() - started_s)
             self._pump()
 
-    async def _compute(self, slices: list[_Slice]) -> None:
+    async def _compute(self, slices: list[Slice]) -> None:
         """Compute a batch. Where the model raises, find out for whose rows, by halves."""
         loop = asyncio.get_running_loop()
         try:
             batch = self._collated(slices)
             sent_s = loop.time()
-            result = await self._client.run(batch)
+            deadline_s = max(piece.request.deadline_s for piece in slices)
+            result = await self._client.run(batch, deadline_s=deadline_s)
             rows = sum(piece.stop - piece.start for piece in slices)
-            self._pacer.note(rows, result.compute_s, loop.time() - sent_s)
-            _scatter(slices, rows, result)
+            now_s = loop.time()
+            self._pacer.note(rows, result.compute_s, now_s - sent_s)
+            self._drain_rate.note(rows, (now_s - sent_s) / self._inflight_batches, now_s)
+            scatter(slices, rows, result)
             self._recorder.batch(rows, result.compute_s)
         except ModelError as error:
             waiting = [piece for piece in slices if not piece.request.is_over]
             if len(waiting) < 2:  # noqa: PLR2004  One request: it is its rows.
-                _fail(waiting, error)
+                fail(waiting, error)
                 return
             await self._compute(waiting[: len(waiting) // 2])
             await self._compute(waiting[len(waiting) // 2 :])
+        except TierLost as error:
+            if error.replicas_lost == 0:
+                fail(slices, error)
+                return
+            await self._compute_alone(slices, error.replicas_lost)
         except RequestError as error:
-            _fail(slices, error)
+            fail(slices, error)
         except Exception as error:
-            _fail(slices, InternalError("the batch could not be computed"), error)
+            fail(slices, InternalError("the batch could not be computed"), error)
 
-    def _collated(self, slices: list[_Slice]) -> Tensors:
+    async def _compute_alone(self, slices: list[Slice], replicas_lost: int) -> None:
+        """Compute a batch that ended replicas row by row: one of its rows may be the cause.
+
+        By halves it would end another replica each time that the batch is halved.
+        """
+        rows = [
+            Slice(piece.request, row, row + 1) for piece in slices for row in range(piece.start, piece.stop)
+        ]
+        if len(rows) == 1 and replicas_lost >= ATTEMPTS:
+            self._condemn(rows[0])
+            return
+        async with self._alone:
+            for row in rows:
+                await self._compute_suspect(row)
+
+    async def _compute_suspect(self, row: Slice) -> None:
+        """Compute a row alone as soon as a replica takes it. One that ends that replica too is the cause."""
+        while not row.request.is_over:
+            try:
+                batch = self._collated([row])
+                result = await self._client.run(batch, deadline_s=row.request.deadline_s, is_suspect=True)
+                scatter([row], 1, result)
+            except TierLost as error:
+                if error.replicas_lost:
+                    self._condemn(row)
+                    return
+            except RequestError as error:
+                fail([row], error)
+                return
+            else:
+                self._recorder.batch(1, result.compute_s)
+                return
+            await asyncio.sleep(ALONE_RETRY_S)
+
+    def _condemn(self, row: Slice) -> None:
+        request = row.request
+        if not request.is_over:
+            self._quarantine.add(slice_rows(request.tensors, row.start, row.stop))
+            fail([row], refusal(row.start))
+
+    def _collated(self, slices: list[Slice]) -> Tensors:
         """The batch of some slices. Collating is the model's own code.
 
         Raises:
@@ -354,57 +410,10 @@ class Coalescer:
         """
         parts = [slice_rows(piece.request.tensors, piece.start, piece.stop) for piece in slices]
         try:
-            return self._collate(parts)
+            batch = self._collate(parts)
+            elements = sum(array.size for array in batch.values())
+            own = sum(array.size for part in parts for array in part.values())
         except Exception as error:
             raise ModelError("the model's tensors cannot be put into one batch") from error
-
-    def _note_drained(self, rows: int, elapsed_s: float) -> None:
-        rate = rows * (self._inflight_batches + 1) / max(elapsed_s, 1e-6)
-        if self._drain_rows_per_s:
-            rate = _DRAIN_SMOOTHING * rate + (1 - _DRAIN_SMOOTHING) * self._drain_rows_per_s
-        self._drain_rows_per_s = rate
-
-
-def _scatter(slices: list[_Slice], rows: int, result: BatchResult) -> None:
-    """Hand each request its rows; complete those that have all of them.
-
-    Raises:
-        ModelError: the tier returned another number of rows than it was sent.
-    """
-    if not result.outputs or any(len(array) != rows for array in result.outputs.values()):
-        raise ModelError("the model returned another number of rows than it was given")
-    offset = 0
-    for piece in slices:
-        request, size = piece.request, piece.stop - piece.start
-        if not request.is_over:
-            request.parts[piece.start] = slice_rows(result.outputs, offset, offset + size)
-            request.rows_back += size
-            if request.rows_back == request.rows:
-                _complete(request)
-        offset += size
-
-
-def _complete(request: _Pending) -> None:
-    """Join the parts of a request whose rows are all back."""
-    parts = [request.parts[start] for start in sorted(request.parts)]
-    if len(parts) == 1:
-        request.done.set_result(parts[0])
-        return
-    try:
-        joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    except (KeyError, ValueError) as error:
-        # Only this request is at fault: it was split, and its batches came back unlike.
-        refused = ModelError("the model's outputs have other shapes in each batch; send fewer rows at once")
-        refused.__cause__ = error
-        request.done.set_exception(refused)
-    else:
-        request.done.set_result(joined)
-
-
-def _fail(slices: list[_Slice], error: RequestError, cause: BaseException | None = None) -> None:
-    """Give every request of a batch the error. Each gets its own instance: tracebacks grow."""
-    for piece in slices:
-        if not piece.request.is_over:
-            own = error.copy()
-            own.__cause__ = cause
-            piece.request.done.set_exception(own)
+        self._recorder.padded(elements, elements - own)
+        return batch

@@ -9,7 +9,7 @@ from typing import Any
 from serving import __version__
 from serving.gateway.model import Lane, ServedModel
 from serving.gateway.routes import VERSION
-from serving.observe.hub import Family
+from serving.observe.snapshot import Family
 from serving.tensors import Array, Signature, Tensors, TensorSpec
 
 Document = dict[str, Any]

@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from serving.errors import ModelError, NonfiniteOutput
 from serving.gateway.model import Lane, ServedModel
 from serving.gateway.tier_client import OVERFLOW_CAUSES, OVERFLOW_FLAGS
-from serving.tensors import Array, Tensors
+from serving.tensors import Array, Tensors, size_bytes
+
+#: In the effective precision of what computes products in FP16, such as `fp32-storage-fp16-cube`.
+_NARROW = "fp16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,13 @@ class Escalation:
 
 
 async def escalate(
-    model: ServedModel, lane: Lane, tensors: Tensors, outputs: Tensors, deadline_s: float
+    model: ServedModel,
+    lane: Lane,
+    tensors: Tensors,
+    outputs: Tensors,
+    deadline_s: float,
+    *,
+    verified: Tensors | None = None,
 ) -> tuple[Tensors, Escalation | None]:
     """Replace the rows that a tier's guard flagged.
 
@@ -37,6 +46,7 @@ async def escalate(
         tensors: model tensors, [rows, ...].
         outputs: its answer, [rows, ...], and the guard's flags unless it has no guard.
         deadline_s: the request's, on the loop's clock.
+        verified: what the reference made of the same rows already, for a request that asked for it.
 
     Returns:
         The outputs without flags, and what was escalated, if anything was.
@@ -55,16 +65,37 @@ async def escalate(
     for code, cause in OVERFLOW_CAUSES.items():
         if count := int((flags == code).sum()):
             model.metrics.escalated_rows.labels(model.name, lane.tier, cause).inc(count)
-    reference = model.table.reference
-    if reference is None or reference == lane.tier:
+    reference = _reference(model, lane)
+    if verified is not None:
+        again = {name: array[rows] for name, array in verified.items()}
+    else:
+        coalescer, _ = reference.ready_coalescer()
+        overflowed = {name: array[rows] for name, array in tensors.items()}
+        taken_bytes = size_bytes(overflowed)
+        coalescer.admit(len(rows), taken_bytes)
+        again = await coalescer.submit(overflowed, len(rows), deadline_s, admitted_bytes=taken_bytes)
+    replaced = {name: _replaced(array, rows, again.get(name)) for name, array in answer.items()}
+    return replaced, Escalation(len(rows), OVERFLOW_CAUSES[int(flags.max())])
+
+
+def _reference(model: ServedModel, lane: Lane) -> Lane:
+    """The lane whose arithmetic holds what the tier's did not.
+
+    Raises:
+        NonfiniteOutput: there is none, or its device does not compute at FP32: its products
+            would be as narrow as the tier's, and nothing would show it.
+    """
+    name = model.table.reference
+    if name is None or name == lane.tier:
         raise NonfiniteOutput(
             "the answer overflowed the tier's number format, and there is no fp32 tier to compute it at"
         )
-    coalescer, _ = model.lanes[reference].ready_coalescer()
-    coalescer.admit(len(rows))
-    again = await coalescer.submit({n: array[rows] for n, array in tensors.items()}, len(rows), deadline_s)
-    replaced = {name: _replaced(array, rows, again.get(name)) for name, array in answer.items()}
-    return replaced, Escalation(len(rows), OVERFLOW_CAUSES[int(flags.max())])
+    found = model.lanes[name].description
+    if found is not None and (found.unavailable is not None or _NARROW in found.effective):
+        raise NonfiniteOutput(
+            "the answer overflowed the tier's number format, and the fp32 tier's device has no FP32 products"
+        )
+    return model.lanes[name]
 
 
 def _replaced(array: Array, rows: NDArray[np.intp], new_rows: Array | None) -> Array:

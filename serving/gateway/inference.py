@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import numpy as np
-
 from serving.config import ServerConfig
 from serving.errors import (
     BadHeader,
@@ -35,12 +33,13 @@ from serving.gateway.reply_facts import (
 from serving.gateway.routes import VERSION
 from serving.models.source import ModelSource
 from serving.observe.metrics import OTHER, GatewayMetrics
+from serving.observe.request_log import Trace, exemplar_of
 from serving.protocol.compression import decompress
 from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response
 from serving.protocol.oip import InferRequest, decode_infer, encode_infer
 from serving.routing.declaration import Tolerance, declared_precision
 from serving.routing.policy import Decision
-from serving.tensors import Signature, Tensors
+from serving.tensors import Signature, Tensors, all_finite, size_bytes
 
 #: Threads for a model's own preprocessing. It holds the GIL or computes; more would not help.
 PREPROCESSING_THREADS = 2
@@ -57,6 +56,17 @@ class RequestContext:
     started_s: float
     model: str = OTHER
     lane: Lane | None = None
+    #: Why this tier: `tier`, `class=NAME`, `escalated=CAUSE` and so on; empty until it is decided.
+    reason: str = ""
+    #: The caller's trace, if it sent one.
+    trace: Trace | None = None
+    #: Whether its line is in the log, and its id beside a bucket that counts it.
+    is_sampled: bool = False
+
+    @property
+    def exemplar(self) -> dict[str, str] | None:
+        """For the histograms that count a sampled request."""
+        return exemplar_of(self.request_id, self.trace) if self.is_sampled else None
 
 
 class Inference:
@@ -97,15 +107,21 @@ class Inference:
             request.headers.get_all("x-precision"), infer.parameters.get("precision")
         )
         decision = _decide(model, declared, context.request_id)
+        taken_bytes = size_bytes(infer.inputs)
+        decision = _degraded_when_full(model, decision, infer.rows, taken_bytes)
+        model.routed(decision).inc()
         lane = context.lane = model.lanes[decision.tier]
+        context.reason = decision.reason
         lanes = [lane]
         if _wants_verification(request.headers):
             lanes.append(_reference_lane(model))
         deadline_s = started_s + self._timeout_s(request.headers, infer.parameters)
-        tensors, answers = await self._compute(model, lanes, infer, deadline_s)
-        outputs, escalation = await escalate(model, lane, tensors, answers[0], deadline_s)
+        tensors, answers = await self._compute(model, lanes, infer, taken_bytes, deadline_s)
+        verified = answers[1] if len(answers) > 1 else None
+        outputs, escalation = await escalate(model, lane, tensors, answers[0], deadline_s, verified=verified)
         facts = decision_facts(decision, lane.description.effective if lane.description else "")
-        facts |= escalation_facts(escalation)
+        facts |= escalation_facts(escalation, decision)
+        context.reason = str(facts["precision_reason"])
         if model.precision is not None:
             if isinstance(declared, Tolerance):
                 facts |= tolerance_facts(model.precision, declared, decision)
@@ -116,7 +132,7 @@ class Inference:
         _check_finite(model.ready_signature(), infer, outputs)
         headers, body = encode_infer(model.name, VERSION, infer, outputs, facts)
         lane.metrics.answered.inc()
-        lane.metrics.request_duration.observe(time.perf_counter() - context.started_s)
+        lane.metrics.request_duration.observe(time.perf_counter() - context.started_s, context.exemplar)
         return Response(200, headers + headers_of(facts), body)
 
     def _plain_body(self, request: Request) -> bytes:
@@ -147,26 +163,33 @@ class Inference:
         return min(timeouts_s)
 
     async def _compute(
-        self, model: ServedModel, lanes: Sequence[Lane], infer: InferRequest, deadline_s: float
+        self,
+        model: ServedModel,
+        lanes: Sequence[Lane],
+        infer: InferRequest,
+        taken_bytes: int,
+        deadline_s: float,
     ) -> tuple[Tensors, list[Tensors]]:
         """The model's tensors, and what each lane makes of them."""
         coalescers = [lane.ready_coalescer()[0] for lane in lanes]
         admitted: list[Coalescer] = []
         try:
             for coalescer in coalescers:
-                coalescer.admit(infer.rows)
+                coalescer.admit(infer.rows, taken_bytes)
                 admitted.append(coalescer)
             tensors = await self._preprocess(model, infer.inputs, deadline_s)
         except BaseException:
             for coalescer in admitted:
-                coalescer.release(infer.rows)
+                coalescer.release(infer.rows, taken_bytes)
             raise
-        if len(coalescers) == 1:
-            return tensors, [await coalescers[0].submit(tensors, infer.rows, deadline_s)]
-        loop = asyncio.get_running_loop()
-        tasks = [
-            loop.create_task(coalescer.submit(tensors, infer.rows, deadline_s)) for coalescer in coalescers
+        submitted = [
+            coalescer.submit(tensors, infer.rows, deadline_s, admitted_bytes=taken_bytes)
+            for coalescer in coalescers
         ]
+        if len(submitted) == 1:
+            return tensors, [await submitted[0]]
+        loop = asyncio.get_running_loop()
+        tasks = [loop.create_task(each) for each in submitted]
         try:
             return tensors, [await task for task in tasks]
         finally:
@@ -216,8 +239,18 @@ def _decide(model: ServedModel, declared: str | Tolerance | None, request_id: st
         decision = model.table.decide(declared)
         if precision is not None:
             decision = precision.within_budget(decision, request_id)
-    model.routed(decision).inc()
     return decision
+
+
+def _degraded_when_full(model: ServedModel, decision: Decision, rows: int, size_bytes: int) -> Decision:
+    """The decision, or the less precise tier's where its class allows it and its own tier cannot."""
+    if decision.may_degrade_to is None or model.lanes[decision.tier].has_room(rows, size_bytes):
+        return decision
+    precision = model.precision
+    lower = model.table.degraded(decision, precision.is_within_budget if precision else lambda _: True)
+    if lower is None or not model.lanes[lower.tier].has_room(rows, size_bytes):
+        return decision  # It is refused by its own tier, which says when to come back.
+    return lower
 
 
 def _wants_verification(headers: Headers) -> bool:
@@ -238,7 +271,7 @@ def _reference_lane(model: ServedModel) -> Lane:
 def _check_finite(signature: Signature, infer: InferRequest, outputs: Tensors) -> None:
     """Refuse an answer with NaN or infinity, but where they are legitimate and can be said."""
     for name, array in outputs.items():
-        if array.dtype.kind != "f" or np.isfinite(array).all():
+        if array.dtype.kind != "f" or all_finite(array):
             continue
         spec = signature.output(name)
         if spec is None or not spec.allow_nonfinite:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from prometheus_client import Counter
 
 from serving.config import ModelConfig
-from serving.errors import NotReady, PrecisionUnavailable
+from serving.errors import NotReady, Overloaded, PrecisionUnavailable
 from serving.gateway.coalescer import Coalescer, Limits
 from serving.gateway.precision import ModelPrecision
-from serving.gateway.tier_client import TierClient, TierDescription
+from serving.gateway.tier_client import OVERFLOW_CAUSES, TierClient, TierDescription
 from serving.models.source import ModelSource
-from serving.observe.metrics import GatewayMetrics
+from serving.observe.metrics import DURATION_BUCKETS_S, GatewayMetrics
 from serving.protocol.oip import HeadCache
 from serving.routing.policy import Decision, RoutingTable
 from serving.tensors import Signature, Tensors
@@ -26,21 +26,24 @@ class LaneMetrics:
 
     def __init__(self, metrics: GatewayMetrics, model: str, tier: str) -> None:
         self.answered = metrics.requests.labels(model, tier, "200")
-        self.request_duration = metrics.request_duration.labels(model, tier)
-        self._queue_duration = metrics.queue_duration.labels(model, tier)
+        self.request_duration = metrics.request_duration.series((model, tier), DURATION_BUCKETS_S)
+        self._queue_duration = metrics.queue_duration.series((model, tier), DURATION_BUCKETS_S)
         self._compute_duration = metrics.compute_duration.labels(model, tier)
         self._rows = metrics.rows.labels(model, tier)
+        self._elements = metrics.batch_elements.labels(model, tier, "own")
+        self._padding = metrics.batch_elements.labels(model, tier, "padding")
         self._batch_rows = metrics.batch_rows.labels(model, tier)
         self._queue_rows = metrics.queue_rows.labels(model, tier)
         self._inflight_rows = metrics.inflight_rows.labels(model, tier)
+        # There from the start, at 0: Prometheus sees no rise where a series begins.
+        metrics.rejected.labels(model, tier, Overloaded.code)
+        for cause in OVERFLOW_CAUSES.values():
+            metrics.escalated_rows.labels(model, tier, cause)
 
-    def queued(self, rows: int) -> None:
-        """Rows in the queue now."""
-        self._queue_rows.set(rows)
-
-    def inflight(self, rows: int) -> None:
-        """Rows sent and not yet back, now."""
-        self._inflight_rows.set(rows)
+    def follow(self, coalescer: Coalescer) -> None:
+        """Ask a queue for its length whenever the metrics are read."""
+        self._queue_rows.set_function(lambda: coalescer.queue_rows)
+        self._inflight_rows.set_function(lambda: coalescer.inflight_rows)
 
     def started(self, waited_s: float) -> None:
         """A request's first row left the queue."""
@@ -51,6 +54,11 @@ class LaneMetrics:
         self._rows.inc(rows)
         self._batch_rows.observe(rows)
         self._compute_duration.observe(compute_s)
+
+    def padded(self, elements: int, padding: int) -> None:
+        """A batch was made."""
+        self._elements.inc(elements - padding)
+        self._padding.inc(padding)
 
 
 class Lane:
@@ -77,10 +85,16 @@ class Lane:
             max_rows=batching.max_rows,
             max_wait_s=batching.max_wait_ms / 1000,
             max_queue_rows=self.config.max_queue_rows,
+            max_queue_bytes=self.config.max_queue_bytes,
             replicas=self.config.replicas,
             target_s=batching.target_ms / 1000 if batching.target_ms is not None else None,
         )
         self.coalescer = Coalescer(self.client, limits, self.metrics, source.collate, source.batch_key)
+        self.metrics.follow(self.coalescer)
+
+    def has_room(self, rows: int, size_bytes: int) -> bool:
+        """Whether the tier answers, and would admit a request of this size now."""
+        return self.is_ready and self.coalescer is not None and self.coalescer.has_room(rows, size_bytes)
 
     async def run_background(self, batch: Tensors) -> Tensors:
         """Compute a batch that nobody waits for.

@@ -15,10 +15,11 @@ from serving.divergence.formats import FORMATS
 from serving.divergence.standing import Standing
 from serving.divergence.verdict import Thresholds
 from serving.errors import ModelError
+from serving.gateway.background import Answered, BackgroundBatches, BackgroundTier
 from serving.gateway.captures import CaptureFolder
 from serving.gateway.precision_record import ModelFigures, PrecisionRecord
 from serving.gateway.sampling import sampled_rows
-from serving.gateway.shadow import BackgroundTier, Shadow
+from serving.gateway.shadow import Shadow
 from serving.gateway.tier_client import TierDescription
 from serving.models.source import ModelSource
 from serving.observe.metrics import GatewayMetrics
@@ -52,12 +53,15 @@ class ModelPrecision:
         self, config: ModelConfig, table: RoutingTable, reference: str, metrics: GatewayMetrics
     ) -> None:
         self.reference = reference
-        self.record = PrecisionRecord(config.name, config.divergence.metric, metrics)
+        divergence = config.divergence
+        compared = [tier for tier in config.tiers if tier != reference]
+        self.record = PrecisionRecord(config.name, compared, divergence.metric, divergence.budget, metrics)
         #: As the hub told it last: the whole server's, not this process's.
         self.standings: Mapping[str, Standing] = {}
         self._config = config
         self._table = table
         self._off_duty: frozenset[str] = frozenset()
+        self._tiers: Mapping[str, BackgroundTier] = {}
         self._compare: OutputComparator | None = None
         self._shadow: Shadow | None = None
         self._task: asyncio.Task[None] | None = None
@@ -78,21 +82,24 @@ class ModelPrecision:
             describe: what they are at this moment, for captures.
         """
         divergence = self._config.divergence
+        self._tiers = tiers
         self._compare = OutputComparator(
             signature.outputs,
             {tier: FORMATS[self._config.kind(tier)] for tier in self._config.tiers},
             {output: Thresholds(**rungs.model_dump()) for output, rungs in divergence.thresholds.items()},
         )
         if divergence.sample > 0 and len(tiers) > 1:
-            self._shadow = Shadow(
-                divergence,
+            batches = BackgroundBatches(
+                tiers,
                 self.reference,
-                tiers=tiers,
                 source=source,
                 compare=self._compare,
                 recorder=self.record,
+                max_rows=min(tier.batching.max_rows for tier in self._config.tiers.values()),
                 captures=self._captures(describe),
             )
+            compared = [tier for tier in tiers if tier != self.reference]
+            self._shadow = Shadow(divergence, batches, compared, self.record)
 
     def _captures(self, describe: Callable[[], Mapping[str, TierDescription | None]]) -> CaptureFolder | None:
         divergence = self._config.divergence
@@ -131,7 +138,17 @@ class ModelPrecision:
         """The decision, or a more precise tier's where its own is over its budget."""
         if not self._off_duty:
             return decision
-        return self._table.within_budget(decision, lambda tier: self._may_serve(tier, request_id))
+        declared = decision.tier
+        return self._table.within_budget(
+            decision,
+            lambda tier: (
+                self._may_serve(tier, request_id) and (tier == declared or self._tiers[tier].is_ready)
+            ),
+        )
+
+    def is_within_budget(self, tier: str) -> bool:
+        """Whether a tier may be chosen in the place of a more precise one."""
+        return tier == self.reference or self.standing(tier).state == "serving"
 
     def _may_serve(self, tier: str, request_id: str) -> bool:
         state = self.standing(tier).state
@@ -145,17 +162,20 @@ class ModelPrecision:
         return self._table.decide_tolerance(tolerance, self.bound)
 
     def bound(self, tier: str, metric: str) -> float:
-        """What a tier's divergence does not exceed; infinity if unknown, or over its budget."""
+        """What a tier's divergence does not exceed; infinity if unknown, over its budget, or not ready."""
         known = self.standing(tier)
         measured = known.metrics.get(metric)
-        return measured.bound if measured is not None and known.state == "serving" else math.inf
+        if measured is None or known.state != "serving" or not self._tiers[tier].is_ready:
+            return math.inf
+        return measured.bound
 
     def offer(self, request_id: str, decision: Decision, tensors: Tensors, outputs: Tensors) -> None:
         """Sample an answered request's rows for comparison."""
         if self._shadow is None:
             return
         try:
-            self._shadow.offer(request_id, decision.tier, decision.in_place_of, tensors, outputs)
+            answered = Answered(request_id, decision.tier, tensors, outputs)
+            self._shadow.offer(answered, decision.passed_over)
         except Exception:  # The model's own code chooses batches; the caller's answer stands.
             logger.exception("the rows of request %s cannot be sampled", request_id)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,12 +14,16 @@ from serving.divergence.verdict import NAMES
 from serving.observe.histogram import BulkHistogram, log_spaced
 from serving.observe.metrics import GatewayMetrics
 
-#: The metric that the budget is about has buckets fine enough for its quantiles; the others need
-#: only their order of magnitude.
-FINE_BUCKETS = log_spaced(1e-8, 10.0, per_decade=20)
+#: The metric that the budget is about has buckets fine enough for its quantiles, at least from 1e-6
+#: to 1, where 16 bits are; the others need only their order of magnitude.
 COARSE_BUCKETS = log_spaced(1e-8, 10.0, per_decade=2)
-#: Rows that wait for the hub; while it is away, the oldest are lost.
+FINE_BUCKETS = np.union1d(log_spaced(1e-6, 1.0, per_decade=40), COARSE_BUCKETS)
+#: A figure beyond it counts as it does in a histogram: the sum could not hold small ones any more.
+LARGEST_OBSERVED = 1e9
+#: Rows that wait to be told to the hub; while it is away, the oldest are lost.
 MAX_PENDING_ROWS = 20_000
+#: What becomes of a sampled row.
+OUTCOMES = ("compared", "dropped", "failed")
 
 
 @dataclass(slots=True)
@@ -46,20 +50,44 @@ class ModelFigures:
     tiers: Mapping[str, RowFigures]
     floor: RowFigures
 
+    @property
+    def is_any(self) -> bool:
+        """Whether anything was compared."""
+        return any(self.tiers.values()) or bool(self.floor)
+
 
 class PrecisionRecord:
     """One model's comparisons in this process."""
 
-    def __init__(self, model: str, budget_metric: str, metrics: GatewayMetrics) -> None:
+    def __init__(
+        self, model: str, tiers: Iterable[str], budget_metric: str, limit: float, metrics: GatewayMetrics
+    ) -> None:
+        """Make the record.
+
+        Args:
+            model: its name.
+            tiers: those that are compared with the reference.
+            budget_metric: what the budget is about.
+            limit: the budget, of that metric.
+            metrics: this process's.
+        """
         self._model = model
         self._budget_metric = budget_metric
+        self._limit = limit
         self._metrics = metrics
         self._tiers: dict[str, _Pending] = {}
+        for tier in tiers:
+            # There from the start, at 0: Prometheus sees no rise where a series begins.
+            metrics.budget_exceeded_rows.labels(model, tier)
+            for outcome in OUTCOMES:
+                metrics.shadow_rows.labels(model, tier, outcome)
         self._floor = _Pending()
 
     def compared(self, tier: str, comparison: Comparison) -> None:
         """Rows of a tier against the reference."""
         self._tiers.setdefault(tier, _Pending()).add(comparison)
+        over = comparison.row_figures()[self._budget_metric] > self._limit
+        self._metrics.budget_exceeded_rows.labels(self._model, tier).inc(int(over.sum()))
         for name, output in comparison.outputs.items():
             labels = (self._model, tier, name)
             self._observe(self._metrics.divergence, labels, output.divergence)
@@ -81,7 +109,7 @@ class PrecisionRecord:
             if np.isnan(values).all():
                 continue  # It does not apply to this output, or to none of these rows.
             bounds = FINE_BUCKETS if metric == self._budget_metric else COARSE_BUCKETS
-            histogram.observe((*labels, metric), bounds, values)
+            histogram.series((*labels, metric), bounds).observe_all(np.minimum(values, LARGEST_OBSERVED))
 
     def twins(self, agree: bool) -> None:
         """Whether one row, twice in a batch, gave one answer."""

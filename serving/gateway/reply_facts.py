@@ -9,7 +9,7 @@ from serving.gateway.escalation import Escalation
 from serving.gateway.precision import ModelPrecision
 from serving.protocol.oip import JsonScalar
 from serving.routing.declaration import Tolerance
-from serving.routing.policy import Decision
+from serving.routing.policy import DEGRADED, Decision
 
 #: Parameter name -> value. The header is the name with dashes, behind `x-`.
 Facts = dict[str, JsonScalar]
@@ -29,14 +29,17 @@ def decision_facts(decision: Decision, effective: str) -> Facts:
     }
 
 
-def escalation_facts(escalation: Escalation | None) -> Facts:
-    """Which rows the reference computed in the tier's place."""
+def escalation_facts(escalation: Escalation | None, decision: Decision) -> Facts:
+    """Which rows the reference computed in the tier's place.
+
+    A reply at less than the declared precision keeps that as its reason: the other rows are.
+    """
     if escalation is None:
         return {}
-    return {
-        "precision_reason": f"escalated={escalation.cause}",
-        "precision_escalated_rows": escalation.rows,
-    }
+    facts: Facts = {"precision_escalated_rows": escalation.rows}
+    if decision.reason != DEGRADED:
+        facts["precision_reason"] = f"escalated={escalation.cause}"
+    return facts
 
 
 def tolerance_facts(precision: ModelPrecision, tolerance: Tolerance, decision: Decision) -> Facts:
@@ -57,9 +60,15 @@ def verification_facts(comparison: Comparison) -> Facts:
         )
         for metric, values in comparison.row_figures().items()
     }
-    shown = {"rel_l2": figures["rel_l2"], "max_abs": figures["max_abs"]}
-    if not math.isnan(figures["cosine_distance"]):
-        shown["cosine"] = 1 - figures["cosine_distance"]
+    shown = {
+        "rel_l2": figures["rel_l2"],
+        "max_abs": figures["max_abs"],
+        # Infinity stands for rows that cannot be compared; no cosine is that.
+        "cosine": 1 - figures["cosine_distance"] if math.isfinite(figures["cosine_distance"]) else math.nan,
+    }
+    shown = {metric: value for metric, value in shown.items() if not math.isnan(value)}
+    if not shown:  # Outputs of text: a share of them differs.
+        shown = {"share_1e2": figures["share_1e2"]}
     return {
         "precision_divergence": ", ".join(f"{metric}={value:.7g}" for metric, value in shown.items()),
         "precision_verdict": comparison.verdict,

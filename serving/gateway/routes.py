@@ -19,6 +19,8 @@ _GET_ROUTES = {
     "/-/healthz": "healthz",
     "/-/routes": "serve_routes",
 }
+#: Where the console's files lie; the page itself is `/`, for browsers.
+CONSOLE_PREFIX = "/console/"
 _POST_ROUTES = {"/v2/repository/index": "repository_index"}
 _MODEL_ROUTES = {
     "": ("GET", "model_metadata"),
@@ -31,8 +33,8 @@ _MODEL_ROUTES = {
 }
 #: What an operator does to a tier: `/v2/models/{m}/tiers/{t}/ACTION`.
 TIER_ACTIONS = ("trip", "reset")
-#: Answered without a token: probes have none.
-OPEN_ROUTES = frozenset({"live", "ready", "healthz"})
+#: Answered without a token: probes have none, and the console's files say nothing about this server.
+OPEN_ROUTES = frozenset({"live", "ready", "healthz", "console"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ class Route:
     name: str
     model: str = ""
     tier: str = ""
+    #: Of the console.
+    file: str = ""
 
 
 _MODELS_PREFIX = "/v2/models/"
@@ -63,7 +67,9 @@ def find_route(method: str, path: str) -> Route:
     if len(path) > 1 and path.endswith("/"):
         path = path[:-1]
     name, allowed = _GET_ROUTES.get(path), "GET"
-    model = tier = ""
+    model = tier = file = ""
+    if name is None and path.startswith(CONSOLE_PREFIX):
+        name, file = "console", path.removeprefix(CONSOLE_PREFIX)
     if name is None:
         name, allowed = _POST_ROUTES.get(path), "POST"
     if name is None and path.startswith(_MODELS_PREFIX):
@@ -74,7 +80,7 @@ def find_route(method: str, path: str) -> Route:
         method = "GET"  # The HTTP server leaves the body out.
     if method != allowed:
         raise MethodNotAllowed(f"this route takes {allowed}", allowed)
-    return Route(name, model, tier)
+    return Route(name, model, tier, file)
 
 
 def _model_route(tail: str) -> tuple[str, str, str | None, str]:

@@ -35,8 +35,11 @@ from serving.gateway.auth import Authenticator
 from serving.gateway.inference import Inference, RequestContext
 from serving.gateway.model import ServedModel
 from serving.gateway.routes import OPEN_ROUTES, Route, find_route, infer_path
-from serving.observe.hub import OPENMETRICS_CONTENT_TYPE, PLAIN_CONTENT_TYPE, Family
+from serving.observe.console import CONSOLE_FILES, SECURITY_HEADERS
 from serving.observe.metrics import NO_TIER, GatewayMetrics
+from serving.observe.page import OPENMETRICS_CONTENT_TYPE, PLAIN_CONTENT_TYPE
+from serving.observe.request_log import RequestLog, parse_traceparent
+from serving.observe.snapshot import Family
 from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response, error_body
 from serving.protocol.openapi import openapi_document
 
@@ -44,10 +47,13 @@ logger = logging.getLogger("halftone.gateway")
 
 JSON_HEADER = ("content-type", "application/json")
 MAX_REQUEST_ID_LENGTH = 128
+#: W3C Trace Context; logged, and returned as it came.
+TRACE_HEADER = "traceparent"
 #: Code label of requests whose client went away before the answer, as nginx counts them.
 CLIENT_GONE = "499"
 
 _T = TypeVar("_T")
+CONSOLE_PAGE = "console.html"
 _PAST = {"trip": "tripped", "reset": "reset"}
 
 #: Made ids: a random start for each process, then counted.
@@ -89,11 +95,14 @@ class Service:
         self._authenticator = authenticator
         self._hub = hub
         self._inference = Inference(server, models, metrics)
+        self._log = RequestLog()
         self._infer_routes = {("POST", infer_path(name)): Route("infer", name) for name in models}
         self._inflight_requests = 0
         self._draining = False
+        self._retiring = False
         self._routes: dict[str, Callable[[Request, Route], Response | Awaitable[Response]]] = {
             "index": lambda *_: _json(descriptions.index(models.values())),
+            "console": lambda _, route: _console(route.file),
             "server_metadata": lambda *_: _json(descriptions.server_metadata()),
             "live": lambda *_: _json({"live": True}),
             "ready": lambda request, _: self._ready(models, request.headers),
@@ -131,18 +140,22 @@ class Service:
         """From now on: not ready, and no new inference. What is in flight is finished."""
         self._draining = True
 
+    def retire(self) -> None:
+        """From now on, each response asks its client to connect anew: others have taken over."""
+        self._retiring = True
+
     async def handle(self, request: Request) -> Response:
         """Answer a request. Never raises but when it is cancelled."""
         context = RequestContext(_request_id(request.headers), time.perf_counter())
+        context.trace = parse_traceparent(request.headers.get(TRACE_HEADER))
         try:
-            # Almost every request is an inference, and finding that out can be done once.
-            route = self._infer_routes.get((request.method, request.path))
-            if route is None:
-                route = find_route(request.method, request.path)
+            route = self._route_of(request)
             if route.name not in OPEN_ROUTES:
                 self._authenticator.check(request.headers.get_all("authorization"))
             if route.name == "infer":
                 response = await self._infer(request, route.model, context)
+                if context.is_sampled:
+                    self._log.write(_log_fields(context, response.status), refused=False)
             else:
                 answer = self._routes[route.name](request, route)
                 response = answer if isinstance(answer, Response) else await answer
@@ -155,7 +168,21 @@ class Service:
         except Exception as error:
             response = self._refusal(_internal(error), context)
         response.headers.append((REQUEST_ID_HEADER, context.request_id))
+        if context.trace is not None:
+            response.headers.append((TRACE_HEADER, context.trace.traceparent))
+        if self._retiring:
+            response.headers.append(("connection", "close"))
         return response
+
+    def _route_of(self, request: Request) -> Route:
+        # Almost every request is an inference, and finding that out can be done once.
+        known = self._infer_routes.get((request.method, request.path))
+        if known is not None:
+            return known
+        route = find_route(request.method, request.path)
+        if route.name == "index" and "text/html" in (request.headers.get("accept") or ""):
+            return Route("console", file=CONSOLE_PAGE)
+        return route
 
     def refuse(self, error: RequestError, headers: Headers | None) -> Response:
         """The response to a request that ended before `handle`: its body was too large, say."""
@@ -169,8 +196,14 @@ class Service:
         if isinstance(error, _LOGGED):
             # repr: a message may quote the model's own words, and those may span lines.
             logger.warning(
-                "request %s: %s: %r", context.request_id, error.code, str(error), exc_info=error.__cause__
+                "request %s: %s: %r",
+                context.request_id,
+                error.code,
+                str(error),
+                exc_info=error.__cause__,
             )
+        elif self._log.wants_refusal(time.perf_counter()):
+            self._log.write(_log_fields(context, error.status, error.code), refused=True)
         self._metrics.requests.labels(context.model, tier, str(error.status)).inc()
         self._metrics.rejected.labels(context.model, tier, error.code).inc()
         if context.lane:
@@ -183,6 +216,7 @@ class Service:
         if self._draining:
             raise NotReady("the server is shutting down")
         self._inflight_requests += 1
+        context.is_sampled = self._log.wants_answer(context.started_s)
         try:
             return await self._inference.answer(model, request, context)
         finally:
@@ -271,6 +305,20 @@ class Service:
         return openapi_document(signatures, __version__)
 
 
+def _log_fields(context: RequestContext, status: int, code: str | None = None) -> dict[str, object]:
+    """What a request's line says."""
+    return {
+        "request_id": context.request_id,
+        "model": context.model,
+        "tier": context.lane.tier if context.lane else NO_TIER,
+        "reason": context.reason or None,
+        "status": status,
+        "code": code,
+        "duration_ms": round((time.perf_counter() - context.started_s) * 1000, 3),
+        "trace_id": context.trace.trace_id if context.trace else None,
+    }
+
+
 def _given_reason(body: bytes) -> str:
     """Why an operator does it: the body's `reason`, escaped and short, for logs and other operators."""
     if not body:
@@ -287,6 +335,13 @@ def _given_reason(body: bytes) -> str:
 
 def _json(document: object) -> Response:
     return Response(200, [JSON_HEADER], orjson.dumps(document))
+
+
+def _console(name: str) -> Response:
+    file = CONSOLE_FILES.get(name)
+    if file is None:
+        raise UnknownRoute("no such route; /openapi.json lists them")
+    return Response(200, [("content-type", file.content_type), *SECURITY_HEADERS], file.body)
 
 
 def _internal(error: Exception) -> InternalError:

@@ -6,14 +6,19 @@ it in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from serving.errors import TierLost
 from serving.tensors import Signature, Tensors
 
 #: Beside the outputs of a guarded tier: [rows], uint8, 0 where a row is fine. No tensor has such a name.
 OVERFLOW_FLAGS = "#overflow"
+#: Replicas that a batch may be sent to in turn. Inference is idempotent; a batch that loses two
+#: replicas may be what kills them.
+ATTEMPTS = 2
 #: What the flags say, as metrics and headers name it.
 OVERFLOW_CAUSES = {1: "saturated", 2: "nonfinite"}
 
@@ -65,11 +70,20 @@ class TierReport:
 class TierClient(Protocol):
     """One tier of one model."""
 
-    async def run(self, batch: Tensors) -> BatchResult:
-        """Compute a batch. Rows come back in order.
+    async def run(
+        self, batch: Tensors, *, deadline_s: float = math.inf, is_suspect: bool = False
+    ) -> BatchResult:
+        """Compute a batch. Rows come back in order. Cancelled, it costs no compute if it only waits.
+
+        Args:
+            batch: model tensors, [rows, ...].
+            deadline_s: on the loop's clock: when the last of those who wait for the rows gives up.
+            is_suspect: it may be what ends replicas. It is sent to one replica at most, over a
+                connection that shows whether that one ends with it.
 
         Raises:
             TierLost: the replica died, and so did the one that the batch was retried on.
+            Deadline: it still waited in the replica at `deadline_s`.
             ModelError: the model's code raised.
         """
 
@@ -83,3 +97,11 @@ class TierClient(Protocol):
 
     async def report(self) -> TierReport:
         """What the tier is. Waits until a replica has started."""
+
+
+def lost_with_replicas(tier: str, attempts: int, replicas_lost: int) -> TierLost:
+    """The error of a batch that was tried `attempts` times in vain."""
+    times = {1: "once", 2: "twice"}.get(attempts, f"{attempts} times")
+    error = TierLost(f"tier {tier} lost its replica {times}")
+    error.replicas_lost = replicas_lost
+    return error

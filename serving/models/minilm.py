@@ -28,6 +28,9 @@ _WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d
 _TOKENIZER_SHA256 = "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037"
 #: `max_seq_length` of the model's sentence_bert_config.json, [CLS] and [SEP] included.
 MAX_TOKENS = 256
+#: Texts share a batch with those of their class, by tokens: half of one power of two to the next, so that
+#: no more than a third of a long text's batch is padding.
+LENGTH_CLASSES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
 #: A longer text is cut here first: tokenising what is dropped afterwards would cost seconds.
 MAX_CHARACTERS = 16_384
 #: In the state dict, but not in the network: the pooler is unused, positions are counted.
@@ -92,8 +95,9 @@ class MiniLM(ModelSource):
         return {name: np.concatenate([_widen(part[name], tokens) for part in parts]) for name in parts[0]}
 
     def batch_key(self, tensors: Tensors) -> object:
-        """The same for all: any rows may share a batch."""
-        return None
+        """Texts of like length: what is padded costs as much as what is not."""
+        tokens = tensors["ids"].shape[1]
+        return next((longest for longest in LENGTH_CLASSES if tokens <= longest), tokens)
 
     def examples(self) -> Tensors:
         """Four sentences."""

@@ -8,8 +8,8 @@ and costs one pass over the outputs.
 `mode: deep` watches every operator too, since a saturating activation, a softmax or a normalisation
 can hide an overflow before the output. An operator overflows where its result has reached the limit
 and none of its operands had: a mask's fill value overflows nothing, and what follows from an
-overflow is not counted again. Operators that only move values are not looked at, and the inside of
-a fused operator, which computes at FP32, cannot be.
+overflow is not counted again. The cast of the inputs is such an operator. Operators that only move
+values are not looked at, and the inside of a fused operator, which computes at FP32, cannot be.
 
 All flags are computed on the device, and reach the host with the outputs: nothing waits for them.
 """
@@ -74,7 +74,9 @@ class Guard:
                 flags.append(self._output_flags(by_order(raw), inputs))
 
         result = by_order(self._module.watched(watch, *inputs, look=look))
-        found = flags[0] if watch is None else torch.maximum(flags[0], watch.flags)
+        found = flags[0]
+        if watch is not None:
+            found = torch.maximum(torch.maximum(found, watch.flags), self._input_flags(inputs))
         return [*result, found]
 
     def learn(self, batches: Sequence[Sequence[torch.Tensor]]) -> None:
@@ -117,6 +119,20 @@ class Guard:
         least, largest = torch.aminmax(tensor)
         limit = self.limit(tensor)
         return -limit < float(least) and float(largest) < limit
+
+    def _input_flags(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """In which rows the cast of the inputs overflows. What was infinite before is no overflow."""
+        rows = int(inputs[0].shape[0])
+        flags = torch.zeros(rows, dtype=torch.uint8, device=inputs[0].device)
+        dtype = self._module.dtype
+        if dtype is torch.float32:
+            return flags
+        limit = float(torch.finfo(dtype).max)
+        for tensor in inputs:
+            if tensor.is_floating_point() and tensor.numel():
+                reached = (tensor.abs() > limit) & torch.isfinite(tensor)
+                flags = torch.maximum(flags, row_flags(self._module.scheme.narrow(tensor), reached))
+        return flags
 
     def _output_flags(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         rows = int(inputs[0].shape[0])

@@ -194,6 +194,11 @@ def admit(
     raise PrecisionUnavailable(f"{spec.kind} was asked for on {device.title}, but {fault}.{because}")
 
 
+def keeps_name(spec: PrecisionSpec, device: Device, attestation: Attestation) -> bool:
+    """Whether the measured arithmetic is the kind's, rather than accepted under a lesser name."""
+    return _fault(spec, device, attestation) is None
+
+
 def _fault(spec: PrecisionSpec, device: Device, attestation: Attestation) -> str | None:
     """In which way the measured arithmetic is not the kind's."""
     names = expected(spec, device)

@@ -29,19 +29,17 @@ class GatewayMetrics:
         self.registry = registry
         tier = ("model", "tier")
         self.requests = Counter("halftone_requests", "Requests answered.", (*tier, "code"), registry=registry)
-        self.request_duration = Histogram(
+        self.request_duration = BulkHistogram(
             "halftone_request_duration_seconds",
             "From the parsed head of a request to its answer.",
             tier,
-            buckets=DURATION_BUCKETS_S,
-            registry=registry,
+            registry,
         )
-        self.queue_duration = Histogram(
+        self.queue_duration = BulkHistogram(
             "halftone_queue_duration_seconds",
             "From a request's arrival in its tier's queue to the call that carries its first row.",
             tier,
-            buckets=DURATION_BUCKETS_S,
-            registry=registry,
+            registry,
         )
         self.compute_duration = Histogram(
             "halftone_compute_duration_seconds",
@@ -53,6 +51,12 @@ class GatewayMetrics:
         self.rows = Counter("halftone_rows", "Rows computed and answered.", tier, registry=registry)
         self.batch_rows = Histogram(
             "halftone_batch_rows", "Rows of one batch.", tier, buckets=BATCH_ROWS_BUCKETS, registry=registry
+        )
+        self.batch_elements = Counter(
+            "halftone_batch_elements",
+            "Elements of the batches that were sent: the requests' own, and what made them equally long.",
+            (*tier, "kind"),
+            registry=registry,
         )
         self.batches = Counter(
             "halftone_batches",
@@ -85,6 +89,12 @@ class GatewayMetrics:
             "halftone_shadow_rows",
             "Sampled rows: compared with the reference, dropped because it was busy, or failed.",
             (*tier, "outcome"),
+            registry=registry,
+        )
+        self.budget_exceeded_rows = Counter(
+            "halftone_budget_exceeded_rows",
+            "Compared rows whose divergence, by the budget's metric, was over the budget.",
+            tier,
             registry=registry,
         )
         self.divergence = BulkHistogram(

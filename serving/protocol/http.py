@@ -24,7 +24,11 @@ class Headers:
     def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
         values: dict[str, list[str]] = {}
         for name, value in pairs:
-            values.setdefault(name.lower(), []).append(value)
+            lower = name.lower()
+            if lower in values:
+                values[lower].append(value)
+            else:
+                values[lower] = [value]
         self._values = values
 
     def get(self, name: str) -> str | None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
 from serving.errors import BadHeader, BadShape, BadTensor, BadType, InternalError, NonfiniteInput, quote
 from serving.protocol.oip_types import JsonScalar
-from serving.tensors import Array, TensorSpec, element_count
+from serving.tensors import Array, Tensors, TensorSpec, all_finite, element_count
 
 _LENGTH = struct.Struct("<I")
 
@@ -66,7 +68,7 @@ class BinaryReader:
                 f"its shape and datatype make {count * dtype.itemsize}"
             )
         array: Array = np.frombuffer(self._body, dtype, count, start)
-        if dtype.kind == "f" and not allow_nonfinite and not np.isfinite(array).all():
+        if dtype.kind == "f" and not allow_nonfinite and not all_finite(array):
             raise NonfiniteInput(f"input {quote(spec.name)}: the data holds NaN or infinity")
         if dtype.kind == "b" and count and array.view(np.uint8).max() > 1:
             raise BadType(f"input {quote(spec.name)}: a BOOL is a byte of 0 or 1")
@@ -91,6 +93,49 @@ class BinaryReader:
         array = np.empty(count, object)
         array[:] = elements
         return array.reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryLayout:
+    """Where numeric tensors lie behind a JSON that was seen before: only values are left to be checked."""
+
+    #: Name, dtype, elements and shape, in the request's order.
+    tensors: tuple[tuple[str, np.dtype[Any], int, tuple[int, ...]], ...]
+    #: Names in the signature's order.
+    order: tuple[str, ...]
+    size_bytes: int
+
+    @classmethod
+    def of(
+        cls, tensors: Sequence[tuple[TensorSpec, Sequence[int], JsonScalar]], order: Sequence[str]
+    ) -> Self | None:
+        """The layout of tensors with shapes and `binary_data_size`; None where something is amiss."""
+        found = []
+        size_bytes = 0
+        for spec, shape, stated_bytes in tensors:
+            if spec.dtype in ("BYTES", "BOOL"):
+                return None  # Their values have a form of their own.
+            count = element_count(shape)
+            if type(stated_bytes) is not int or stated_bytes != count * spec.numpy_dtype.itemsize:
+                return None
+            found.append((spec.name, spec.numpy_dtype, count, tuple(shape)))
+            size_bytes += stated_bytes
+        return cls(tuple(found), tuple(order), size_bytes) if len(found) == len(order) else None
+
+    def read(self, body: bytes, offset: int, allow_nonfinite: Collection[str]) -> Tensors:
+        """The tensors, read-only views of the body.
+
+        Raises:
+            NonfiniteInput: a float is NaN or infinite, and may not be.
+        """
+        arrays: Tensors = {}
+        for name, dtype, count, shape in self.tensors:
+            array: Array = np.frombuffer(body, dtype, count, offset)
+            if dtype.kind == "f" and not all_finite(array) and name not in allow_nonfinite:
+                raise NonfiniteInput(f"input {quote(name)}: the data holds NaN or infinity")
+            arrays[name] = array.reshape(shape)
+            offset += count * dtype.itemsize
+        return arrays if len(arrays) == 1 else {name: arrays[name] for name in self.order}
 
 
 def refuse_shared_memory(name: str, parameters: dict[str, JsonScalar]) -> None:

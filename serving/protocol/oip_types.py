@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from serving.tensors import Tensors
+
+if TYPE_CHECKING:
+    from serving.protocol.oip import RequestHead
 
 #: What a parameter may hold.
 JsonScalar: TypeAlias = str | int | float | bool | None
@@ -33,3 +36,5 @@ class InferRequest:
     rows: int
     parameters: Mapping[str, JsonScalar] = field(default_factory=dict)
     outputs: tuple[OutputRequest, ...] = ()
+    #: What its JSON was found to mean; shared by requests with the same JSON.
+    head: RequestHead | None = None

@@ -13,13 +13,16 @@ _Json = dict[str, Any]
 
 _PRECISION_FORMS = (
     "A tier by name (`fp32`), a sensitivity class (`critical`), or a tolerance (`rel_l2<=1e-3`). "
-    "The request is answered by that precision or a higher one, or refused."
+    "The request is answered by that precision or a higher one, or refused; a class that the operator "
+    "lets degrade under load says `degraded` in the reply."
 )
 _REPLY_HEADERS: Mapping[str, str] = {
     "X-Request-Id": "The request's id: the client's own, or a new one.",
     "X-Precision-Tier": "The tier that answered.",
     "X-Precision-Effective": "The arithmetic that a probe measured on that tier.",
-    "X-Precision-Reason": "Why: `tier`, `class=…`, `tolerance`, `default`, `budget`, `escalated=…`.",
+    "X-Precision-Reason": "Why: `tier`, `class=…`, `tolerance`, `default`, `budget`, `degraded`, "
+    "`escalated=…`.",
+    "X-Precision-Measured": "With a tolerance: what the tier is known to keep within, by how many rows.",
     "X-Precision-Escalated-Rows": "Rows that were run again at the reference because they overflowed.",
     "X-Precision-Divergence": "With `X-Precision-Verify`: distance to the reference for this request.",
     "X-Precision-Verdict": "With `X-Precision-Verify`: `pass`, `warn` or `fail`.",
@@ -38,6 +41,7 @@ _INFER_ERRORS: tuple[type[RequestError], ...] = (
     errors.TooLarge,
     errors.UnsupportedMedia,
     errors.NonfiniteOutput,
+    errors.Quarantined,
     errors.ModelError,
     errors.Overloaded,
     errors.NotReady,
@@ -110,16 +114,80 @@ def _model_paths(names: list[str]) -> _Json:
         "/ready": ("modelReady", "Whether the model is ready.", [*missing, errors.NotReady]),
         "/config": ("modelConfig", "The model's configuration, as Triton's clients expect it.", missing),
         "/stats": ("modelStatistics", "Counts and durations, as Triton's clients expect them.", missing),
+        "/example": ("modelExample", "A body to post to `/infer`.", [*missing, errors.NotReady]),
+        "/precision": ("modelPrecision", "Each tier's measured divergence, its state and why.", missing),
     }
+    schemas = {"/example": _reference("InferRequest"), "/precision": _precision_schema()}
     paths: _Json = {
         f"/v2/models/{{model}}{suffix}": {
             "parameters": [model],
-            "get": _operation(name, text, _object(), failures=failures),
+            "get": _operation(name, text, schemas.get(suffix, _object()), failures=failures),
         }
         for suffix, (name, text, failures) in reads.items()
     }
+    paths |= _tier_paths(model)
     paths["/v2/models/{model}/infer"] = {"parameters": [model], "post": _infer_operation()}
     return paths
+
+
+def _tier_paths(model: _Json) -> _Json:
+    """What an operator does to a tier."""
+    tier = {"name": "tier", "in": "path", "required": True, "schema": {"type": "string"}}
+    body = {
+        "required": False,
+        "content": {
+            "application/json": {"schema": _object({"reason": {"type": "string"}}, required=["reason"])}
+        },
+    }
+    failures = [
+        errors.BadJson,
+        errors.BadPrecision,
+        errors.UnknownRoute,
+        errors.UnknownModel,
+        errors.NotReady,
+    ]
+    summaries = {
+        "trip": "Take a tier out of service until it is reset: its traffic goes to a more precise one.",
+        "reset": "Let a tier serve again; what was measured of it is forgotten.",
+    }
+    done = _object({name: {"type": "string"} for name in ("model", "tier", "action")})
+    return {
+        f"/v2/models/{{model}}/tiers/{{tier}}/{action}": {
+            "parameters": [model, tier],
+            "post": {**_operation(f"{action}Tier", summary, done, failures=failures), "requestBody": body},
+        }
+        for action, summary in summaries.items()
+    }
+
+
+def _precision_schema() -> _Json:
+    """What `GET /v2/models/{m}/precision` answers."""
+    figure = {"type": ["number", "null"], "description": "null where it is not known, or infinite."}
+    figures = _object(additionalProperties=figure)
+    tier = _object(
+        {
+            "state": {"enum": ["serving", "tripped", "probing"]},
+            "reason": {"type": "string"},
+            "by_hand": {"type": "boolean"},
+            "samples": {"type": "integer", "minimum": 0},
+            "budget_ratio": figure,
+            "quantiles": figures,
+            "bounds": figures,
+        },
+        required=["state", "reason"],
+    )
+    budget = {name: {"type": "number"} for name in ("limit", "quantile", "window", "min_samples")}
+    return _object(
+        {
+            "model": {"type": "string"},
+            "reference": {"type": ["string", "null"]},
+            "sample": {"type": "number"},
+            "budget": _object({"metric": {"type": "string"}, **budget}),
+            "floor": figures,
+            "tiers": _object(additionalProperties=tier),
+        },
+        required=["model", "reference", "budget", "floor", "tiers"],
+    )
 
 
 def _infer_operation() -> _Json:
@@ -131,7 +199,11 @@ def _infer_operation() -> _Json:
     )
     operation["parameters"] = [
         _request_header("X-Precision", _PRECISION_FORMS, {"type": "string"}),
-        _request_header("X-Precision-Verify", "Report the distance to the reference.", {"type": "boolean"}),
+        _request_header(
+            "X-Precision-Verify",
+            "Run the reference too and report the distance of this very request.",
+            {"type": "boolean"},
+        ),
         _request_header(
             "X-Request-Timeout-Seconds", "When to give up.", {"type": "number", "exclusiveMinimum": 0}
         ),

@@ -89,7 +89,7 @@ class RsgiApp:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("RSGI requests must run as asyncio tasks")
-        loop = asyncio.get_running_loop()
+        loop = task.get_loop()
         exchange = self._running[task] = _Exchange(proto, task, loop.time())
         if not self._is_sweeping:
             self._is_sweeping = True

@@ -29,6 +29,8 @@ _START_TIMEOUT_S = 10.0
 #: Between cancelling what still runs and giving up on it.
 _CANCEL_GRACE_S = 1.0
 _POLL_S = 0.002
+#: From refusing new connections to closing the listener: what was accepted is taken up meanwhile.
+_LEAVE_DELAY_S = 0.1
 
 _log = logging.getLogger(__name__)
 
@@ -142,6 +144,25 @@ class EmbeddedServer:
         error = self._serving.exception() if self._serving and not self._serving.cancelled() else None
         # The server appends a native stack trace to its sentence.
         return str(error).partition("\n")[0] if error else "the server ended"
+
+    async def leave(self, timeout_s: float) -> bool:
+        """Stop, while other processes go on listening on the port.
+
+        Connections that wait to be accepted when a listener closes are reset. So for a moment
+        before, this one's queue takes no new ones: their clients try again within a second, and
+        find the others.
+
+        Args:
+            timeout_s: as for `stop`.
+
+        Returns:
+            Whether everything finished in time.
+        """
+        for handle in _listeners(self.port):
+            with handle:
+                handle.listen(0)
+        await asyncio.sleep(_LEAVE_DELAY_S)
+        return await self.stop(timeout_s)
 
     async def stop(self, timeout_s: float) -> bool:
         """Refuse new connections at once, finish what is in flight, close.

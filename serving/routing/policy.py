@@ -3,29 +3,25 @@
 `RoutingTable` is pure and total: for any declaration it returns the tier that the operator bound to
 it, or raises `BadPrecision`. What is measured can only move a request to a more precise tier: away
 from one that is over its budget, or up to the reference where no other tier is known to keep within
-a tolerance.
+a tolerance. The one way down is a class whose rule says `may_degrade_to`, while its own tier is full
+or lost; the reply names it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Self
 
-from serving.config import ModelConfig, TierKind
+from serving.config import PRECISION_RANK, ModelConfig
 from serving.errors import BadPrecision, quote
 from serving.routing.declaration import Tolerance
 
-#: More precise kinds have higher ranks, by what is rounded to fewer than 24 significand bits:
-#: everything to 8 (BF16); everything to 11 (FP16); the results of matrix products only; all but
-#: the borders and normalisations; operands of matrix products only (HF32, TF32); weights only;
-#: nothing.
-PRECISION_RANK: Mapping[TierKind, int] = MappingProxyType(
-    {"bf16": 0, "fp16": 1, "mixed": 2, "autocast": 3, "hf32": 4, "tf32": 4, "layercast": 5, "fp32": 6}
-)
 #: What a tolerance counts as in metrics: its number would make a series for each caller.
 TOLERANCE_LABEL = "tolerance"
+#: The reason of a reply at less than its class's precision, which its class allows.
+DEGRADED = "degraded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +32,10 @@ class Decision:
     reason: str
     #: The class or tier name that decided, from the configuration: safe as a metric label.
     declared: str
-    #: The tier that is over its budget and would have answered.
-    in_place_of: str | None = None
+    #: Cheaper tiers that would have answered, had they been measured to keep within what is asked.
+    passed_over: tuple[str, ...] = ()
+    #: The less precise tier that the class may have while `tier` is full or lost.
+    may_degrade_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class RoutingTable:
     default: Decision
     #: All tiers, the least precise first.
     ascending: tuple[str, ...]
-    #: Tier -> those that are more precise, the least precise of them first.
+    #: Tier -> those that may answer in its place, the least precise of them first.
     above: Mapping[str, tuple[str, ...]]
     #: The tier that others are compared with; None where the model has no FP32 tier.
     reference: str | None
@@ -58,18 +56,27 @@ class RoutingTable:
         """The table of a checked configuration."""
         decisions = {tier: Decision(tier, "tier", tier) for tier in model.tiers}
         for name, rule in model.classes.items():
-            decisions[name] = Decision(rule.tier, f"class={name}", name)
+            decisions[name] = Decision(rule.tier, f"class={name}", name, may_degrade_to=rule.may_degrade_to)
         name = model.default or most_precise(model)
         rank = {tier: PRECISION_RANK[model.kind(tier)] for tier in model.tiers}
         ascending = tuple(sorted(model.tiers, key=rank.__getitem__))
+        reference = next((tier for tier in model.tiers if model.kind(tier) == "fp32"), None)
         return cls(
             MappingProxyType(decisions),
-            Decision(decisions[name].tier, "default", "default"),
+            replace(decisions[name], reason="default", declared="default"),
             ascending,
             MappingProxyType(
-                {tier: tuple(other for other in ascending if rank[other] > rank[tier]) for tier in ascending}
+                {
+                    # A second FP32 tier has the first one, the reference, behind it.
+                    tier: tuple(
+                        other
+                        for other in ascending
+                        if rank[other] > rank[tier] or (other == reference and other != tier)
+                    )
+                    for tier in ascending
+                }
             ),
-            next((tier for tier in model.tiers if model.kind(tier) == "fp32"), None),
+            reference,
         )
 
     def decide(self, declared: str | None) -> Decision:
@@ -110,7 +117,19 @@ class RoutingTable:
             ),
             self.reference,
         )
-        return Decision(tier, "tolerance", TOLERANCE_LABEL)
+        passed_over = self.ascending[: self.ascending.index(tier)]
+        return Decision(tier, "tolerance", TOLERANCE_LABEL, passed_over)
+
+    def degraded(self, decision: Decision, may_serve: Callable[[str], bool]) -> Decision | None:
+        """The less precise tier's decision, for a request whose own tier is full or lost.
+
+        None where its class has none, where that one is over its budget, or where the request
+        has left its own tier for a more precise one already.
+        """
+        tier = decision.may_degrade_to
+        if tier is None or not may_serve(tier):
+            return None
+        return Decision(tier, DEGRADED, decision.declared)
 
     def within_budget(self, decision: Decision, may_serve: Callable[[str], bool]) -> Decision:
         """The decision itself, or the next more precise tier where its own is over its budget.
@@ -119,12 +138,16 @@ class RoutingTable:
             decision: what the declaration bound the request to.
             may_serve: whether a tier is within its budget. The reference always is.
         """
-        if decision.tier == self.reference or may_serve(decision.tier):
-            return decision
-        for tier in self.above[decision.tier]:
+        passed_over: list[str] = []
+        for tier in (decision.tier, *self.above[decision.tier]):
             if tier == self.reference or may_serve(tier):
-                return Decision(tier, "budget", decision.declared, in_place_of=decision.tier)
-        return decision  # Without a reference nothing is measured, and no tier is over its budget.
+                break
+            passed_over.append(tier)
+        else:
+            return decision  # Without a reference nothing is measured, and no tier is over its budget.
+        if not passed_over:
+            return decision
+        return Decision(tier, "budget", decision.declared, tuple(passed_over))
 
 
 def most_precise(model: ModelConfig) -> str:

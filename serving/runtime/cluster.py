@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from serving.config import Config, ServerConfig
 from serving.errors import ConfigError, HalftoneError
+from serving.runtime.private_folder import private_folder
+from serving.runtime.ray_watch import ray_watched
 from serving.runtime.tier_plan import plan_tiers
+from serving.runtime.worker_output import forward_output
 
 logger = logging.getLogger("halftone")
 
@@ -30,6 +31,8 @@ _ENVIRONMENT = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # gRPC's own limit is 4 MiB, less than one large row: bodies are bounded where they come in.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
     "RAY_USAGE_STATS_ENABLED": "0",
     # Off, Ray takes 127.0.0.1 for the address of this node (on Linux too) and its servers
     # listen there only; on, it would look up the address that other machines see.
@@ -40,8 +43,6 @@ _ENVIRONMENT = {
 
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-#: A socket's path has at most 107 bytes, of which Ray's folders and names take about 70.
-_MAX_FOLDER_LENGTH = 36
 
 
 class PortTaken(HalftoneError):
@@ -98,8 +99,7 @@ def local_cluster(config: Config) -> Iterator[None]:
         ConfigError: a tier asks for resources that this machine does not have.
     """
     _prepare_environment()
-    folder = _private_folder()
-    try:
+    with private_folder() as folder, _compiler_cache(folder / "compiled"):
         import ray  # noqa: PLC0415  Reads its environment when imported.
 
         try:
@@ -114,20 +114,29 @@ def local_cluster(config: Config) -> Iterator[None]:
         except (RuntimeError, ValueError, OSError) as error:
             raise HalftoneError(f"Ray could not be started: {_first_line(error)}") from error
         try:
+            forward_output(config.server.log)
             _check_resources(config, ray.cluster_resources())
-            yield
+            with ray_watched(ray._private.worker._global_node, folder):  # noqa: SLF001  No other way.
+                yield
         finally:
             ray.shutdown()
+
+
+@contextmanager
+def _compiler_cache(folder: Path) -> Iterator[None]:
+    """Have torch keep what it compiles in this run's folder, unless the operator has a place for it.
+
+    It makes the folder as soon as a dispatch mode is used, and would leave it.
+    """
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = str(folder)
+    try:
+        yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _private_folder() -> Path:
-    """A new folder of this user's alone, its path short enough for Ray's sockets."""
-    parent = tempfile.gettempdir()
-    if len(parent) > _MAX_FOLDER_LENGTH - len("/halftone-12345678"):
-        parent = "/tmp"  # noqa: S108  mkdtemp makes a private folder in it.
-    return Path(tempfile.mkdtemp(prefix="halftone-", dir=parent))
+        del os.environ[name]
 
 
 def _first_line(error: Exception) -> str:
@@ -154,7 +163,18 @@ def _prepare_environment() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
 
 
-def _check_resources(config: Config, available: dict[str, float]) -> None:
+def check_free_resources(config: Config) -> None:
+    """Refuse a configuration that does not fit beside what runs.
+
+    Raises:
+        ConfigError: its tiers ask for more than is free.
+    """
+    import ray  # noqa: PLC0415  Reads its environment when imported.
+
+    _check_resources(config, ray.available_resources(), "that is free")
+
+
+def _check_resources(config: Config, available: dict[str, float], which: str = "") -> None:
     """Refuse what would wait for ever.
 
     Raises:
@@ -168,5 +188,5 @@ def _check_resources(config: Config, available: dict[str, float]) -> None:
         if amount > available.get(name, 0.0):
             raise ConfigError(
                 f"the tiers ask for {name}: {amount:g} in all, "
-                f"and this machine has {available.get(name, 0.0):g}"
+                f"and this machine has {' '.join((f'{available.get(name, 0.0):g}', which)).strip()}"
             )

@@ -26,7 +26,7 @@ from serving.numerics.graphs import GraphedPass, graphed
 from serving.numerics.guard import GUARDED_KINDS, Guard
 from serving.numerics.operator_audit import Departure, admit_model, departures, name_with
 from serving.numerics.precision import PrecisionSpec
-from serving.numerics.probe import Attestation, admit, attest
+from serving.numerics.probe import Attestation, admit, attest, keeps_name
 from serving.numerics.tier_module import TierModule
 from serving.runtime.buckets import cycled_rows, padded_to_bucket
 from serving.runtime.outputs import by_order, checked_output
@@ -56,6 +56,8 @@ class Engine:
     graphs: GraphedPass | None = None
     #: Flags rows that overflowed; None where no format of the tier can.
     guard: Guard | None = None
+    #: Whether it computes less precisely than the tier's name says, which the configuration accepts.
+    is_degraded: bool = False
 
     @classmethod
     def load(cls, plan: TierPlan, source: ModelSource) -> Self:
@@ -101,6 +103,7 @@ class Engine:
         if found:
             logger.warning("the model departs from the tier's arithmetic: %s", "; ".join(map(str, found)))
         effective = admit_model(effective, found, accept_degraded=config.accept_degraded)
+        engine.is_degraded = bool(found) or not keeps_name(spec, device, attestation)
         engine.loaded = replace(engine.loaded, effective=effective)
         # The model's code has run by now, and may have lowered what the probe had measured.
         if reason := engine.altered():

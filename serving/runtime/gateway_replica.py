@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import get_args
+from typing import Any, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry
 from ray.serve.handle import DeploymentHandle
@@ -19,14 +20,20 @@ from serving.channel.client import BatchWay, ChannelTierClient
 from serving.channel.endpoint import Endpoint
 from serving.config import Config, ServerConfig
 from serving.divergence.standing import Standing
+from serving.errors import NotReady
 from serving.gateway.auth import Authenticator, load_tokens
+from serving.gateway.figures import Outbox
 from serving.gateway.model import Lane, ServedModel
+from serving.gateway.precision import ModelPrecision
+from serving.gateway.precision_record import ModelFigures
 from serving.gateway.service import Service
 from serving.gateway.watch import watch_lane
-from serving.observe.hub import Family, take_snapshot
+from serving.observe.logs import configure_logging
 from serving.observe.metrics import GatewayMetrics
+from serving.observe.snapshot import Family, take_snapshot
 from serving.protocol.rsgi import RsgiApp
 from serving.protocol.server import EmbeddedServer
+from serving.runtime.hub_memory import HubMemory
 from serving.runtime.hub_replica import Beat, Orders
 from serving.runtime.serve_tier_client import ServeTierClient
 from serving.runtime.tier_plan import deployment_name
@@ -36,8 +43,15 @@ logger = logging.getLogger("halftone.gateway")
 BEAT_INTERVAL_S = 0.5
 #: For the reports of tiers that run already, before a new gateway listens.
 KNOWN_TIMEOUT_S = 2.0
+#: For clients of kept connections to send a request, and be told to connect anew.
+HAND_OVER_S = 2.0
 #: For the hub to answer; a page that takes longer is refused.
 HUB_TIMEOUT_S = 2.0
+
+#: For a gateway that ends to hand its figures over; a hub that is replaced needs seconds to start.
+HAND_OVER_S = 15.0
+
+_T = TypeVar("_T")
 
 
 class RemoteHub:
@@ -51,45 +65,95 @@ class RemoteHub:
         self._render = hub.options(method_name="push_and_render")
         self._merge = hub.options(method_name="push_and_merge")
         self._set_tier = hub.options(method_name="set_tier")
+        self._memory = HubMemory(hub)
+        self._is_last = False
         self._registry = registry
         # Unique to this life of this process, wherever it runs.
         self._process = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns()}"
         self._service = service
+        self._outbox = Outbox(self._take_figures)
 
     def _beat(self) -> Beat:
         service = self._service()
-        measured = {model.name: model.precision for model in service.models if model.precision is not None}
         return Beat(
             self._process,
+            self._memory.hub,
             take_snapshot(self._registry),
             service.inflight_requests,
             service.is_draining,
-            {name: precision.take_figures() for name, precision in measured.items()},
-            {name: precision.standings for name, precision in measured.items()},
+            self._is_last,
+            self._outbox.parcels(),
+            {name: precision.standings for name, precision in self._measured().items()},
         )
+
+    def _measured(self) -> dict[str, ModelPrecision]:
+        models = self._service().models
+        return {model.name: model.precision for model in models if model.precision is not None}
+
+    def _take_figures(self) -> dict[str, ModelFigures]:
+        return {name: precision.take_figures() for name, precision in self._measured().items()}
+
+    def learn(self, standings: Mapping[str, Mapping[str, Standing]]) -> None:
+        """What the hub knows of every tier."""
+        for name, precision in self._measured().items():
+            precision.learn(standings.get(name, {}))
+
+    async def _tell(self, method: DeploymentHandle, *arguments: object) -> Any:
+        """Call the hub with this gateway's beat. Until it answers, the beat's figures are told again."""
+        beat = self._beat()
+        async with asyncio.timeout(HUB_TIMEOUT_S):
+            answer = await method.remote(beat, *arguments)
+        self._outbox.told(beat.parcels)
+        return answer
 
     async def page(self, openmetrics: bool) -> bytes:
         """The rendered page."""
-        async with asyncio.timeout(HUB_TIMEOUT_S):
-            page: bytes = await self._render.remote(self._beat(), openmetrics)
-            return page
+        page: bytes | None = await self._tell(self._render, openmetrics)
+        return _settled(page)
 
     async def families(self) -> list[Family]:
         """The merged families."""
-        async with asyncio.timeout(HUB_TIMEOUT_S):
-            families: list[Family] = await self._merge.remote(self._beat())
-            return families
+        families: list[Family] | None = await self._tell(self._merge)
+        return _settled(families)
 
     async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
         """Trip or reset a tier by hand."""
         async with asyncio.timeout(HUB_TIMEOUT_S):
-            await self._set_tier.remote(model, tier, action, reason)
+            standings = await self._set_tier.remote(model, tier, action, reason)
+        # At once: from here on this gateway could tell another hub.
+        self.learn(standings)
 
     async def push(self) -> Orders:
         """Push the figures. Returns what to do."""
+        orders: Orders = await self._tell(self._push)
         async with asyncio.timeout(HUB_TIMEOUT_S):
-            orders: Orders = await self._push.remote(self._beat())
-            return orders
+            await self._memory.keep(self._process, orders)
+        return orders
+
+    async def hand_over(self) -> None:
+        """Tell the last figures, until a hub has them and another gateway keeps them for the next hub.
+
+        An update replaces the hub and a gateway at once: neither may take totals with it.
+        """
+        self._is_last = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(HAND_OVER_S):
+                while not await self._is_handed_over():  # noqa: ASYNC110  The hub is another process.
+                    await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def _is_handed_over(self) -> bool:
+        try:
+            orders = await self.push()
+        except Exception as error:  # The hub is being replaced as well.
+            logger.warning("the hub did not take the last figures: %r", error)
+            return False
+        return orders.is_kept or orders.is_forgotten
+
+
+def _settled(answer: _T | None) -> _T:
+    if answer is None:
+        raise NotReady("the process that merges the metrics has just started")
+    return answer
 
 
 class GatewayReplica:
@@ -101,9 +165,20 @@ class GatewayReplica:
         tiers: dict[str, dict[str, DeploymentHandle]],
         hub: DeploymentHandle,
         channel_key: bytes,
+        is_successor: bool,
     ) -> None:
-        """`tiers`: model -> tier -> handle."""
+        """Start.
+
+        Args:
+            config: the whole one.
+            tiers: model -> tier -> handle.
+            hub: the application's.
+            channel_key: this run's secret.
+            is_successor: whether another application serves the port now, so that this gateway
+                must not listen before each of its tiers answers.
+        """
         server = config.server
+        configure_logging(server.log)
         metrics = GatewayMetrics(CollectorRegistry())
         _set_build_info(metrics)
         self._clients = {
@@ -129,11 +204,17 @@ class GatewayReplica:
             body_timeout_s=server.body_timeout_s,
         )
         self._drain_timeout_s = server.drain_timeout_s
+        self._is_forgotten = False
+        self._retirement: asyncio.Task[None] | None = None
         self._http = EmbeddedServer(app, server.host, server.port)
         lanes = [(model, lane) for model in models.values() for lane in model.lanes.values()]
         self._tasks = [asyncio.create_task(self._beat())]
         self._tasks += [asyncio.create_task(watch_lane(model, lane, metrics)) for model, lane in lanes]
-        await _until_known([lane for _, lane in lanes])
+        if is_successor:
+            await _until_ready([lane for _, lane in lanes])
+        else:
+            await _until_known([lane for _, lane in lanes])
+        _calm_collector()
         await self._http.start()
 
     async def _beat(self) -> None:
@@ -143,12 +224,22 @@ class GatewayReplica:
             except Exception as error:
                 logger.warning("the hub did not take the metrics: %r", error)
             else:
+                self._is_forgotten = orders.is_forgotten
                 self._connect(orders.endpoints)
                 self._learn(orders.standings)
+                if orders.retire and self._retirement is None:
+                    self._retirement = asyncio.create_task(self._retire())
                 if orders.drain and not self._service.is_draining:
                     self._service.drain()
                     continue  # Say so at once.
             await asyncio.sleep(BEAT_INTERVAL_S)
+
+    async def _retire(self) -> None:
+        """Hand every connection over to the gateways of another application, and finish what is here."""
+        self._service.retire()
+        await asyncio.sleep(HAND_OVER_S)
+        await self._http.leave(self._drain_timeout_s)
+        self._service.drain()
 
     def _connect(self, endpoints: Iterable[Endpoint]) -> None:
         """Connect to the replicas that the hub knows."""
@@ -160,14 +251,16 @@ class GatewayReplica:
 
     def _learn(self, standings: Mapping[str, Mapping[str, Standing]]) -> None:
         """Take in what the hub knows of every tier, and see to it that rows are compared."""
+        self._hub.learn(standings)
         for model in self._service.models:
             if model.precision is not None:
-                model.precision.learn(standings.get(model.name, {}))
                 model.precision.start()
 
     async def check_health(self) -> None:
-        """Raise when the HTTP server or a background task has ended."""
-        if not self._http.is_serving:
+        """Raise when the HTTP server or a background task has ended, or the hub forgot this process."""
+        if self._is_forgotten:
+            raise RuntimeError("silent for too long: its totals were counted, and it must start anew")
+        if not self._http.is_serving and self._retirement is None:
             raise RuntimeError("the HTTP server has stopped")
         for task in self._tasks:
             if task.done():
@@ -180,6 +273,7 @@ class GatewayReplica:
                 await task
         if hasattr(self, "_http"):
             await self._http.stop(self._drain_timeout_s)
+            await self._hub.hand_over()
         if hasattr(self, "_service"):
             for model in self._service.models:
                 if model.precision is not None:
@@ -202,6 +296,17 @@ def _tier_client(
     return ChannelTierClient(name, fallback, key, timeout_s, lambda way: ways[way].inc())
 
 
+def _calm_collector() -> None:
+    """Have the garbage collector look rarely, and never at what the imports left behind.
+
+    Requests leave next to no cycles, and a full collection would walk every object of Ray's modules
+    while all requests wait.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
 async def _until_known(lanes: list[Lane]) -> None:
     """Wait a moment for the tiers' first reports.
 
@@ -212,6 +317,12 @@ async def _until_known(lanes: list[Lane]) -> None:
         async with asyncio.timeout(KNOWN_TIMEOUT_S):
             while any(lane.description is None for lane in lanes):  # noqa: ASYNC110  Set by many tasks.
                 await asyncio.sleep(0.05)
+
+
+async def _until_ready(lanes: list[Lane]) -> None:
+    """Wait until every tier answers, or says that its device cannot honour it."""
+    while any(lane.problem is not None for lane in lanes):  # noqa: ASYNC110  Set by many tasks.
+        await asyncio.sleep(0.05)
 
 
 def _set_build_info(metrics: GatewayMetrics) -> None:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Gauge
 
 from serving.config import ModelConfig
 from serving.divergence.budget import STATES
 from serving.divergence.standing import FloorLedger, Standing, TierLedger
+from serving.gateway.figures import Parcel
 from serving.gateway.precision import budget_rule
 from serving.gateway.precision_record import ModelFigures
 from serving.routing.policy import RoutingTable
-
-#: From the hub's start, in which it takes over what gateways remember of a hub before it.
-RESTORE_WINDOW_S = 5.0
 
 
 class PrecisionLedger:
     """Every tier's ledger."""
 
-    def __init__(self, models: Iterable[ModelConfig], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, models: Sequence[ModelConfig], clock: Callable[[], float] = time.monotonic) -> None:
         self.registry = CollectorRegistry()
-        self._clock = clock
-        self._restore_until_s = clock() + RESTORE_WINDOW_S
+        #: Gateway process -> the number of its last parcel; each that has told what it remembers is in it.
+        self._taken: dict[str, int] = {}
+        #: Model and tier that a person decided about.
+        self._set_by_hand: set[tuple[str, str]] = set()
         self._tiers: dict[str, dict[str, TierLedger]] = {}
         self._floors: dict[str, FloorLedger] = {}
         for model in models:
@@ -50,39 +51,51 @@ class PrecisionLedger:
             ("model", "tier"),
             registry=self.registry,
         )
+        _show_rules(models, self._tiers, self.registry)
         self._show()
 
-    def add(self, figures: Mapping[str, ModelFigures]) -> None:
-        """Take what a gateway compared."""
-        for model, found in figures.items():
-            for tier, rows in found.tiers.items():
-                self._tiers[model][tier].add(rows)
+    def add(self, process: str, parcels: Iterable[Parcel]) -> None:
+        """Take what a gateway compared. A parcel that came before is not counted again."""
+        for parcel in parcels:
+            if parcel.number > self._taken.get(process, 0):
+                self._taken[process] = parcel.number
+                for model, found in parcel.figures.items():
+                    self._add_to(model, found)
+        self._show()
+
+    def _add_to(self, model: str, found: ModelFigures) -> None:
+        for tier, rows in found.tiers.items():
+            if ledger := self._tiers.get(model, {}).get(tier):
+                ledger.add(rows)
+        if model in self._floors:
             self._floors[model].add(found.floor)
-        self._show()
 
-    def restore(self, standings: Mapping[str, Mapping[str, Standing]]) -> None:
+    def restore(self, process: str, standings: Mapping[str, Mapping[str, Standing]]) -> None:
         """Take over what a gateway was told by a hub that is gone.
 
-        Only just after the start, and only a tier out of service: that is the safe side.
+        Only with its first beat, and only tiers out of service: that is the safe side. What a
+        person said since then counts more.
         """
-        if self._clock() > self._restore_until_s:
+        if process in self._taken:
             return
+        self._taken[process] = 0
         for model, tiers in standings.items():
             for tier, known in tiers.items():
                 ledger = self._tiers.get(model, {}).get(tier)
-                if ledger is not None and ledger.budget.state == "serving" and known.state != "serving":
+                if ledger is None or (model, tier) in self._set_by_hand:
+                    continue
+                if ledger.budget.state == "serving" and known.state != "serving":
                     ledger.budget.restore(known.state, known.is_held, known.reason)
         self._show()
 
     def set_by_hand(self, model: str, tier: str, action: str, reason: str) -> None:
         """Trip or reset a tier."""
-        budget = self._tiers[model][tier].budget
+        ledger = self._tiers[model][tier]
         if action == "trip":
-            budget.trip(f"tripped {reason}")
+            ledger.budget.trip(f"tripped {reason}")
         else:
-            budget.reset(f"reset {reason}")
-        # A gateway that has not heard of it yet must not undo it.
-        self._restore_until_s = self._clock()
+            ledger.reset(f"reset {reason}")
+        self._set_by_hand.add((model, tier))
         self._show()
 
     def standings(self) -> dict[str, dict[str, Standing]]:
@@ -97,5 +110,29 @@ class PrecisionLedger:
             for tier, ledger in tiers.items():
                 for state in STATES:
                     self._state.labels(model, tier, state).set(ledger.budget.state == state)
-                if ledger.budget.samples:
+                if math.isnan(ledger.budget.ratio):
+                    self._ratio.remove(model, tier)
+                else:
                     self._ratio.labels(model, tier).set(ledger.budget.ratio)
+
+
+def _show_rules(
+    models: Iterable[ModelConfig], tiers: Mapping[str, Iterable[str]], registry: CollectorRegistry
+) -> None:
+    """What the configuration tolerates, for rules and panels that compare with it."""
+    limit = Gauge(
+        "halftone_budget_limit",
+        "The budget: what its metric may be, at its quantile.",
+        ("model", "tier", "metric"),
+        registry=registry,
+    )
+    allowed = Gauge(
+        "halftone_budget_allowed_share",
+        "The share of rows that may be over the budget: 1 - its quantile.",
+        ("model", "tier"),
+        registry=registry,
+    )
+    for model in models:
+        for tier in tiers.get(model.name, ()):
+            limit.labels(model.name, tier, model.divergence.metric).set(model.divergence.budget)
+            allowed.labels(model.name, tier).set(1 - model.divergence.quantile)

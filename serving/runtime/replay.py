@@ -8,7 +8,7 @@ from pathlib import Path
 
 from serving.config import Config, ModelConfig
 from serving.divergence.capture import Capture, read_capture
-from serving.divergence.comparators import Figures
+from serving.divergence.comparators import Figures, ShapesDiffer
 from serving.divergence.comparison import OutputComparator
 from serving.divergence.formats import FORMATS
 from serving.errors import ConfigError
@@ -42,10 +42,14 @@ def replay(path: Path, config: Config, say: Callable[[str], None]) -> bool:
             outputs[plan.tier] = engine.run(capture.inputs).outputs
             specs = source.signature.outputs
     compare = OutputComparator(specs, {tier: FORMATS[model.kind(tier)] for tier in model.tiers}, {})
-    before = compare(facts.tier, capture.tier_outputs, capture.reference_outputs).row_figures()
-    again = compare(facts.tier, outputs[facts.tier], outputs[facts.reference]).row_figures()
-    _say_figures(before, again, say)
-    _say_bits(capture, outputs[facts.tier], outputs[facts.reference], say)
+    tier, reference = outputs[facts.tier], outputs[facts.reference]
+    try:
+        before = compare(facts.tier, capture.tier_outputs, capture.reference_outputs).row_figures()
+        again = compare(facts.tier, tier, reference).row_figures()
+        _say_figures(before, again, say)
+        _say_bits(capture, tier, reference, say)
+    except (ShapesDiffer, KeyError) as error:
+        raise ConfigError(f"{path} has other outputs than model {facts.model} has now: {error}") from error
     metric = model.divergence.metric
     return _is_same(float(before[metric][0]), float(again[metric][0]))
 

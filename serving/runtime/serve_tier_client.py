@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from serving.errors import DeviceLost, RequestError, TierLost
-from serving.gateway.tier_client import BatchResult, TierReport
+from serving.gateway.tier_client import ATTEMPTS, BatchResult, TierReport, lost_with_replicas
 from serving.tensors import Tensors
 
 logger = logging.getLogger("halftone.gateway")
 
-#: The first call, and one more where the replica was lost. Inference is idempotent.
-ATTEMPTS = 2
 #: A replica that lost its device ends within this time, and Serve takes it out.
 LOST_DEVICE_PAUSE_S = 0.2
 
@@ -35,19 +34,22 @@ class ServeTierClient:
         self._name = name
         self._timeout_s = timeout_s
 
-    async def run(self, batch: Tensors, attempts: int = ATTEMPTS) -> BatchResult:
+    async def run(
+        self, batch: Tensors, *, deadline_s: float = math.inf, attempts: int = ATTEMPTS
+    ) -> BatchResult:
         """Compute a batch, tried `attempts` times at most; see `TierClient.run`."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._attempt(batch, attempts)
+                return await self._attempt(batch, deadline_s, attempts)
         except TimeoutError as error:
             raise TierLost(f"tier {self._name} did not answer within {self._timeout_s:g} s") from error
 
-    async def _attempt(self, batch: Tensors, attempts: int) -> BatchResult:
+    async def _attempt(self, batch: Tensors, deadline_s: float, attempts: int) -> BatchResult:
         lost: Exception | None = None
+        loop = asyncio.get_running_loop()
         for attempt in range(1, attempts + 1):
             try:
-                answer: BatchResult | RequestError = await self._run.remote(batch)
+                answer: BatchResult | RequestError = await self._run.remote(batch, deadline_s - loop.time())
             except (RayError, RayServeException) as error:
                 logger.warning(
                     "tier %s: attempt %d lost its replica: %s", self._name, attempt, type(error).__name__
@@ -61,7 +63,7 @@ class ServeTierClient:
             if isinstance(answer, RequestError):
                 raise answer
             return answer
-        raise TierLost(f"tier {self._name} lost its replica twice") from lost
+        raise lost_with_replicas(self._name, attempts, 0) from lost
 
     async def report(self) -> TierReport:
         """What the tier is. Waits until a replica has started."""

@@ -45,14 +45,12 @@ def set_tier(
 
 
 def _post(url: str, path: str, body: bytes, tokens_file: Path | None) -> tuple[int, dict[str, Any]]:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ConfigError(f"{url!r} is no URL such as http://127.0.0.1:8000")
+    scheme, host, port = _server_of(url)
     headers = {"content-type": "application/json"}
     if tokens_file is not None:
         headers["authorization"] = f"Bearer {next(iter(load_tokens(tokens_file).values()))}"
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_S)
+    kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
+    connection = kind(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("POST", path, body, headers)
         response = connection.getresponse()
@@ -62,3 +60,15 @@ def _post(url: str, path: str, body: bytes, tokens_file: Path | None) -> tuple[i
         raise HalftoneError(f"{url} does not answer as a Halftone server: {error}") from error
     finally:
         connection.close()
+
+
+def _server_of(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # Half an IPv6 address, or a port out of range.
+        host = None
+    if not host or parts.scheme not in {"http", "https"} or parts.path not in {"", "/"}:
+        raise ConfigError(f"{url!r} is no URL such as http://127.0.0.1:8000")
+    return parts.scheme, host, port

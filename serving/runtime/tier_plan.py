@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from serving.config import Config, ModelConfig, TierConfig, TierKind
+from serving.observe.logs import LogFormat
 
 #: Ray Serve's name of the whole application.
 APP_NAME = "halftone"
@@ -21,6 +22,8 @@ class TierPlan:
     model: ModelConfig
     tier: str
     threads: int
+    #: Of the lines that its processes write.
+    log: LogFormat = "text"
 
     @property
     def config(self) -> TierConfig:
@@ -69,7 +72,7 @@ def plan_tiers(config: Config, cores: int | None = None) -> list[TierPlan]:
     replicas = sum(tier.replicas for model in config.models for tier in model.tiers.values())
     share = max(1, cores // replicas)
     return [
-        TierPlan(model, name, tier.threads or share)
+        TierPlan(model, name, tier.threads or share, config.server.log)
         for model in config.models
         for name, tier in model.tiers.items()
     ]

@@ -1,6 +1,7 @@
 """A replica with a model of its own, and what stands for the Serve handle."""
 
 import asyncio
+import math
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -56,14 +57,16 @@ class Replica:
         self.gate = asyncio.Event()
         self.gate.set()
         self.started = 0
+        self.timeouts_s: list[float] = []
         self.finished = 0
         self.error: RequestError | Exception | None = None
         self.server = ChannelServer(self.run, KEY, max_inflight=max_inflight)
         self.endpoint: Endpoint | None = None
         _opened.append(self)
 
-    async def run(self, batch: Tensors) -> BatchResult | RequestError:
+    async def run(self, batch: Tensors, timeout_s: float) -> BatchResult | RequestError:
         """Compute."""
+        self.timeouts_s.append(timeout_s)
         self.started += 1
         await self.gate.wait()
         self.finished += 1
@@ -96,10 +99,15 @@ class Fallback:
 
     def __init__(self) -> None:
         self.attempts: list[int] = []
+        self.deadlines_s: list[float] = []
+        self.error: RequestError | None = None
 
-    async def run(self, batch: Tensors, attempts: int = 2) -> BatchResult:
-        """Compute."""
+    async def run(self, batch: Tensors, *, deadline_s: float = math.inf, attempts: int = 2) -> BatchResult:
+        """Compute, or not."""
         self.attempts.append(attempts)
+        self.deadlines_s.append(deadline_s)
+        if self.error is not None:
+            raise self.error
         return BatchResult({"y": batch["x"] - 1}, 0.0)
 
     async def report(self) -> TierReport:

@@ -1,6 +1,7 @@
 """Batches over the channel: the right replica, faults, and the way back to Serve."""
 
 import asyncio
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from channel_ends import Fallback, Replica, batch, new_client, play, until
 from serving.channel import connection as connection_module
 from serving.channel.endpoint import Endpoint
 from serving.errors import DeviceLost, InternalError, ModelError, NotReady, TierLost
+from serving.gateway.tier_client import lost_with_replicas
 
 
 def number(result: Any) -> float:
@@ -53,6 +55,97 @@ def test_the_least_loaded_replica_is_taken(client_of: Any) -> None:
         assert [number(await client.run(batch())) for _ in range(3)] == [2, 2, 2]
         busy.gate.set()
         assert number(await held) == 1
+
+    play(scenario)
+
+
+def test_a_background_batch_goes_to_idle_replicas_in_turn(client_of: Any) -> None:
+    """So that the same rows come from several of them."""
+
+    async def scenario() -> None:
+        client = await client_of(Replica(1), Replica(2), Replica(3))
+        found = [number(await client.run_background(batch())) for _ in range(6)]
+        assert sorted(found[:3]) == sorted(found[3:]) == [1, 2, 3]
+
+    play(scenario)
+
+
+def test_a_background_batch_waits_for_nobody(client_of: Any, fallback: Fallback) -> None:
+    """With every replica at work, or none connected, it is refused at once."""
+
+    async def scenario() -> None:
+        busy, idle = Replica(1), Replica(2)
+        client = await client_of(busy, idle)
+        busy.gate.clear()
+        held = asyncio.create_task(client.run(batch()))
+        await until(lambda: busy.started + idle.started == 1)
+        if idle.started:  # The other one took it.
+            busy, idle = idle, busy
+        assert [number(await client.run_background(batch())) for _ in range(3)] == [idle.number] * 3
+        busy.gate.set()
+        await held
+        with pytest.raises(NotReady, match="no connected replica is idle"):
+            await new_client(fallback).run_background(batch())
+
+    play(scenario)
+    assert fallback.attempts == []
+
+
+def test_a_replica_with_another_gateway_s_batch_takes_none_in_the_background(
+    client_of: Any, fallback: Fallback
+) -> None:
+    """A gateway sees its own batches only; the replica knows better."""
+
+    async def scenario() -> None:
+        replica = Replica(1)
+        client = await client_of(replica)
+        other = new_client(fallback)
+        assert replica.endpoint is not None
+        other.update([replica.endpoint])
+        await until(lambda: other.connected == 1)
+        replica.gate.clear()
+        held = asyncio.create_task(client.run(batch()))
+        await until(lambda: replica.started == 1)
+        with pytest.raises(NotReady, match="no time to spare"):
+            await other.run_background(batch())
+        replica.gate.set()
+        await held
+
+    play(scenario)
+
+
+def test_a_replica_that_dies_in_a_background_batch_takes_no_other_with_it(
+    client_of: Any, fallback: Fallback
+) -> None:
+    """The batch counts as refused, and is not tried elsewhere at once: it may be what kills."""
+
+    async def scenario() -> None:
+        dying, living = Replica(1), Replica(2)
+        client = await client_of(dying, living)
+        dying.gate.clear()
+        living.gate.clear()
+        held = asyncio.create_task(client.run_background(batch()))
+        await until(lambda: dying.started + living.started == 1)
+        if living.started:
+            dying, living = living, dying
+        dying.die()
+        with pytest.raises(NotReady, match="the replica was lost"):
+            await held
+        living.gate.set()
+        assert number(await client.run_background(batch())) == living.number
+
+    play(scenario)
+    assert fallback.attempts == []
+
+
+def test_idle_replicas_take_turns(client_of: Any) -> None:
+    """A lone caller's batches do not all go to one of them."""
+
+    async def scenario() -> None:
+        client = await client_of(Replica(1), Replica(2), Replica(3))
+        found = [number(await client.run(batch())) for _ in range(6)]
+        assert sorted(found) == [1, 1, 2, 2, 3, 3]
+        assert len(set(found[:3])) == 3
 
     play(scenario)
 
@@ -316,3 +409,84 @@ def test_a_replica_on_another_host_without_tcp_is_left_to_serve(fallback: Fallba
         assert number(await client.run(batch())) == -1
 
     play(scenario)
+
+
+def test_a_batch_says_how_long_somebody_waits(client_of: Any) -> None:
+    """As the time that is left when it is sent; a batch without an end says none."""
+
+    async def scenario() -> None:
+        replica = Replica(1)
+        client = await client_of(replica)
+        now_s = asyncio.get_running_loop().time()
+        for deadline_s in (now_s + 100, math.inf, now_s - 1):
+            await client.run(batch(), deadline_s=deadline_s)
+        left_s, unlimited_s, none_left_s = replica.timeouts_s
+        assert 95 < left_s <= 100
+        assert unlimited_s == math.inf
+        assert 0 < none_left_s < 0.001
+
+    play(scenario)
+
+
+def test_a_batch_that_nobody_waits_for_is_called_off(client_of: Any) -> None:
+    """The replica is told, and goes on with the others."""
+
+    async def scenario() -> None:
+        replica = Replica(1)
+        client = await client_of(replica)
+        replica.gate.clear()
+        forsaken, wanted = [asyncio.create_task(client.run(batch())) for _ in range(2)]
+        await until(lambda: replica.started == 2)
+        forsaken.cancel()
+        await until(lambda: len(replica.server._batches) == 1)
+        replica.gate.set()
+        assert number(await wanted) == 1
+        assert replica.finished == 1
+        assert client.connected == 1
+
+    play(scenario)
+
+
+def test_replicas_that_ended_with_the_batch_are_counted(client_of: Any, fallback: Fallback) -> None:
+    """Not those that a Serve call found gone."""
+
+    async def scenario() -> None:
+        only = Replica(1)
+        client = await client_of(only)
+        fallback.error = lost_with_replicas("m/fp32", 1, 0)
+        only.gate.clear()
+        held = asyncio.create_task(client.run(batch()))
+        await until(lambda: only.started == 1)
+        only.die()
+        with pytest.raises(TierLost) as first:
+            await held
+        assert first.value.replicas_lost == 1
+        with pytest.raises(TierLost) as second:
+            await client.run(batch())
+        assert second.value.replicas_lost == 0
+
+    play(scenario)
+
+
+def test_a_suspect_goes_to_one_replica_directly_or_nowhere(client_of: Any, fallback: Fallback) -> None:
+    """A Serve call would not tell whether the replica ended with it."""
+
+    async def scenario() -> None:
+        first, second = Replica(1), Replica(2)
+        client = await client_of(first, second)
+        for replica in (first, second):
+            replica.gate.clear()
+        held = asyncio.create_task(client.run(batch(), is_suspect=True))
+        await until(lambda: first.started + second.started == 1)
+        for replica in (first, second):
+            replica.die()
+        with pytest.raises(TierLost, match="lost its replica once") as found:
+            await held
+        assert found.value.replicas_lost == 1
+        await until(lambda: client.connected == 0)
+        with pytest.raises(TierLost, match="no replica") as found:
+            await client.run(batch(), is_suspect=True)
+        assert found.value.replicas_lost == 0
+
+    play(scenario)
+    assert fallback.attempts == []

@@ -56,6 +56,24 @@ CASES: list[tuple[str, dict[str, Any], str, str]] = [
         "the largest bucket is max_rows, 32",
     ),
     (
+        "degrade-to-nowhere",
+        {"classes": {"c": {"tier": "fp32", "may_degrade_to": "fp61"}}},
+        "models[0].classes.c.may_degrade_to",
+        "did you mean 'fp16'?",
+    ),
+    (
+        "degrade-to-the-same",
+        {"classes": {"c": {"tier": "fp32", "may_degrade_to": "fp32"}}},
+        "models[0].classes.c.may_degrade_to",
+        "'fp32' is not less precise than 'fp32'",
+    ),
+    (
+        "degrade-upwards",
+        {"classes": {"c": {"tier": "fp16", "may_degrade_to": "fp32"}}},
+        "models[0].classes.c.may_degrade_to",
+        "is not less precise",
+    ),
+    (
         "graphs-without-buckets",
         {"tiers": {"fp16": {"graphs": True}}},
         "models[0].tiers.fp16.graphs",

@@ -128,6 +128,11 @@ def test_relative_paths_start_at_the_file(tmp_path: Path) -> None:
     assert config.models[0].weights == tmp_path / "sub/w.safetensors"
     file.write_text(model("weights: /w.safetensors"))
     assert load_config(file).models[0].weights == Path("/w.safetensors")
+    for folder, found in (("captures", tmp_path / "captures"), ("/c", Path("/c"))):
+        file.write_text(model(f"divergence: {{capture: {{folder: {folder}}}}}"))
+        divergence = load_config(file).models[0].divergence
+        assert divergence.capture is not None
+        assert divergence.capture.folder == found
 
 
 @pytest.mark.parametrize("file", sorted(Path("deployments").absolute().glob("*.yaml")), ids=lambda f: f.name)

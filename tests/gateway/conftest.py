@@ -17,8 +17,9 @@ from serving.gateway.model import ServedModel
 from serving.gateway.service import Service
 from serving.gateway.tier_client import BatchResult, TierDescription, TierReport
 from serving.models.source import ModelSource
-from serving.observe.hub import Family, Hub, take_snapshot
+from serving.observe.hub import Hub
 from serving.observe.metrics import GatewayMetrics
+from serving.observe.snapshot import Family, take_snapshot
 from serving.protocol.http import Headers, Request, Response
 from serving.tensors import Signature, Tensors, TensorSpec
 
@@ -133,7 +134,7 @@ class MemoryTier:
         self.rows: list[int] = []
         self.is_busy = False
 
-    async def run(self, batch: Tensors) -> BatchResult:
+    async def run(self, batch: Tensors, **_: Any) -> BatchResult:
         """Compute a batch."""
         self.rows.append(len(batch["x"]))
         outputs = self.answer(batch)

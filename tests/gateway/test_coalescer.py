@@ -6,6 +6,7 @@ the tier doubles it, so that a row given to the wrong request is seen.
 
 import asyncio
 import itertools
+import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +21,13 @@ from serving.errors import (
     InternalError,
     ModelError,
     Overloaded,
+    Quarantined,
     RequestError,
     TierLost,
     TooLarge,
 )
 from serving.gateway.coalescer import BATCHES_PER_REPLICA, Coalescer, Limits
-from serving.gateway.tier_client import BatchResult, TierReport
+from serving.gateway.tier_client import ATTEMPTS, BatchResult, TierReport
 from serving.models.echo import Echo
 from serving.tensors import Array, Tensors
 
@@ -47,6 +49,7 @@ class Call:
     rows: Array
     batch: Tensors
     answer: asyncio.Future[BatchResult]
+    deadline_s: float
 
     def release(self) -> None:
         """Answer as the model does."""
@@ -63,9 +66,13 @@ class HeldTier:
     def __init__(self) -> None:
         self.calls: list[Call] = []
 
-    async def run(self, batch: Tensors) -> BatchResult:
+    async def run(
+        self, batch: Tensors, *, deadline_s: float = math.inf, is_suspect: bool = False
+    ) -> BatchResult:
         """Hold a batch."""
-        call = Call(batch["x"][:, 0], batch, asyncio.get_running_loop().create_future())
+        assert not is_suspect
+        answer = asyncio.get_running_loop().create_future()
+        call = Call(batch["x"][:, 0], batch, answer, deadline_s)
         self.calls.append(call)
         return await call.answer
 
@@ -83,18 +90,9 @@ class HeldTier:
 class Recorder:
     """Every figure that the coalescer reported, in order."""
 
-    queue: list[int] = field(default_factory=list)
-    in_flight: list[int] = field(default_factory=list)
     waits_s: list[float] = field(default_factory=list)
+    padding: list[tuple[int, int]] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
-
-    def queued(self, rows: int) -> None:
-        """Rows in the queue."""
-        self.queue.append(rows)
-
-    def inflight(self, rows: int) -> None:
-        """Rows at the tier."""
-        self.in_flight.append(rows)
 
     def started(self, waited_s: float) -> None:
         """A request's first row left."""
@@ -104,6 +102,22 @@ class Recorder:
         """A batch came back."""
         assert compute_s > 0
         self.batches.append(rows)
+
+    def padded(self, elements: int, padding: int) -> None:
+        """A batch was made."""
+        self.padding.append((elements, padding))
+
+
+class WatchedCoalescer(Coalescer):
+    """Remembers how long its queue was, and how much was under way, after each change."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.lengths: list[tuple[int, int]] = []
+
+    def _reserve(self, rows: int, size_bytes: int = 0) -> None:
+        super()._reserve(rows, size_bytes)
+        self.lengths.append((self.queue_rows, self.inflight_rows))
 
 
 class Bench:
@@ -117,12 +131,15 @@ class Bench:
         max_queue_rows: int = 100,
         replicas: int = 1,
         max_wait_s: float = MAX_WAIT_S,
+        max_queue_bytes: int = 2**20,
     ) -> None:
         self.tier = client or HeldTier()
         self.recorder = Recorder()
-        self.limits = Limits(max_rows, max_wait_s, max_queue_rows, replicas)
+        self.limits = Limits(max_rows, max_wait_s, max_queue_rows, max_queue_bytes, replicas)
         source = Echo()
-        self.coalescer = Coalescer(self.tier, self.limits, self.recorder, source.collate, source.batch_key)
+        self.coalescer = WatchedCoalescer(
+            self.tier, self.limits, self.recorder, source.collate, source.batch_key
+        )
         self._numbers = itertools.count(1)
 
     def tensors(self, rows: int, width: int = 1) -> Tensors:
@@ -132,11 +149,11 @@ class Bench:
 
     async def infer(self, tensors: Tensors, deadline_s: float | None = None) -> Array:
         """Admit and submit, as the service does; the outputs."""
-        rows = len(tensors["x"])
-        self.coalescer.admit(rows)
+        rows, taken_bytes = len(tensors["x"]), tensors["x"].nbytes
+        self.coalescer.admit(rows, taken_bytes)
         if deadline_s is None:
             deadline_s = asyncio.get_running_loop().time() + LATER_S
-        outputs = await self.coalescer.submit(tensors, rows, deadline_s)
+        outputs = await self.coalescer.submit(tensors, rows, deadline_s, admitted_bytes=taken_bytes)
         return outputs["y"]
 
     async def send(self, rows: int, width: int = 1, timeout_s: float = LATER_S) -> asyncio.Task[Array]:
@@ -162,10 +179,8 @@ class Bench:
             await asyncio.sleep(2 * self.limits.max_wait_s)
 
     def assert_empty(self) -> None:
-        """Nothing is queued, nothing is under way, and the gauges say so."""
+        """Nothing is queued, and nothing is under way."""
         assert (self.coalescer.queue_rows, self.coalescer.inflight_rows) == (0, 0)
-        assert self.recorder.queue[-1:] in ([], [0])
-        assert self.recorder.in_flight[-1:] in ([], [0])
         assert not self.coalescer._queues
 
 
@@ -247,6 +262,30 @@ def test_a_busy_tier_gets_a_part_batch_after_the_longest_wait(run_virtually: Run
         assert bench.recorder.waits_s[1] == pytest.approx(MAX_WAIT_S, abs=2e-4)
         await bench.release_all()
         bench.assert_empty()
+
+    run_virtually(scenario)
+
+
+def test_padding_is_counted(run_virtually: Run) -> None:
+    """What a source adds to make requests equally long."""
+
+    async def scenario() -> None:
+        bench = Bench()
+
+        def collate(parts: Any) -> Tensors:
+            width = max(part["x"].shape[1] for part in parts)
+            return {
+                "x": np.concatenate(
+                    [np.pad(part["x"], ((0, 0), (0, width - part["x"].shape[1]))) for part in parts]
+                )
+            }
+
+        bench.coalescer = WatchedCoalescer(bench.tier, bench.limits, bench.recorder, collate, lambda _: None)
+        tasks = [await bench.send(1)]
+        tasks += [asyncio.create_task(bench.infer(bench.tensors(1, width))) for width in (1, 3)]
+        await bench.release_all()
+        await asyncio.gather(*tasks)
+        assert bench.recorder.padding == [(1, 0), (6, 2)]
 
     run_virtually(scenario)
 
@@ -454,10 +493,10 @@ def test_admitted_rows_that_are_never_submitted_are_given_back(run_virtually: Ru
 
     async def scenario() -> None:
         bench = Bench(max_queue_rows=8)
-        bench.coalescer.admit(8)
+        bench.coalescer.admit(8, 40)
         with pytest.raises(Overloaded):
-            bench.coalescer.admit(1)
-        bench.coalescer.release(8)
+            bench.coalescer.admit(1, 0)
+        bench.coalescer.release(8, 40)
         bench.assert_empty()
 
     run_virtually(scenario)
@@ -489,8 +528,9 @@ def test_preprocessed_tensors_that_cannot_be_queued_are_the_models_error(
     async def scenario() -> None:
         bench = Bench()
         bench.coalescer._batch_key = batch_key
-        bench.coalescer.admit(2)
-        error = await error_of(bench.coalescer.submit(tensors, 2, asyncio.get_running_loop().time() + 1))
+        bench.coalescer.admit(2, 16)
+        deadline_s = asyncio.get_running_loop().time() + 1
+        error = await error_of(bench.coalescer.submit(tensors, 2, deadline_s, admitted_bytes=16))
         assert isinstance(error, ModelError)
         assert bench.tier.calls == []
         bench.assert_empty()
@@ -645,7 +685,7 @@ def test_a_row_that_makes_the_model_raise_fails_its_own_request_only(
     """The batch runs again by halves, until each request stands alone."""
 
     class Picky(RandomTier):
-        async def run(self, batch: Tensors) -> BatchResult:
+        async def run(self, batch: Tensors, **_: Any) -> BatchResult:
             if set(batch["x"][:, 0]) & poison:
                 raise ModelError("the model raised")
             return doubled(batch)
@@ -740,6 +780,230 @@ def test_batches_of_other_shapes_fail_the_split_request_alone(run_virtually: Run
     run_virtually(scenario)
 
 
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def test_a_queue_is_bounded_in_bytes_too(run_virtually: Run) -> None:
+    """A request's bytes are held until its last row has left."""
+
+    async def scenario() -> None:
+        bench = Bench(max_rows=4, max_queue_bytes=400)
+        await bench.occupy()
+        await bench.send(10, width=5)  # 200 bytes, of which 4 rows leave at once.
+        assert bench.coalescer.queue_bytes == 200
+        second = await bench.send(10, width=5)
+        assert isinstance(await error_of(bench.infer(bench.tensors(1))), Overloaded)
+        second.cancel()
+        await settle()
+        assert bench.coalescer.queue_bytes == 200
+        last = await bench.send(1)
+        await bench.release_all()
+        assert len(await last) == 1
+        bench.assert_empty()
+        assert bench.coalescer.queue_bytes == 0
+
+    run_virtually(scenario)
+
+
+def test_a_request_larger_than_the_queue_is_too_large(run_virtually: Run) -> None:
+    """Waiting would not help."""
+
+    async def scenario() -> None:
+        bench = Bench(max_queue_bytes=40)
+        assert isinstance(await error_of(bench.infer(bench.tensors(11))), TooLarge)
+        bench.assert_empty()
+
+    run_virtually(scenario)
+
+
+# --- nobody waits any more --------------------------------------------------------------------
+
+
+def test_a_batch_carries_the_latest_deadline_of_its_rows(run_virtually: Run) -> None:
+    """A replica may drop it then, and no sooner."""
+
+    async def scenario() -> None:
+        bench = Bench(max_rows=4)
+        await bench.occupy()
+        now_s = asyncio.get_running_loop().time()
+        for timeout_s in (5, 50, 20, 10):
+            await bench.send(1, timeout_s=timeout_s)
+        assert bench.tier.calls[-1].deadline_s == pytest.approx(now_s + 50, abs=0.01)
+        await bench.release_all()
+
+    run_virtually(scenario)
+
+
+@pytest.mark.parametrize("leaves", ["cancelled", "expired"])
+def test_a_batch_that_nobody_waits_for_is_called_off(leaves: str, run_virtually: Run) -> None:
+    """Once the last of its requests has gone, and its room is free."""
+
+    async def scenario() -> None:
+        bench = Bench(max_rows=2)
+        await bench.occupy()
+        tasks = [await bench.send(1, timeout_s=3 + 2 * number) for number in range(2)]
+        (call,) = bench.tier.calls[1:]
+        for number, task in enumerate(tasks):
+            assert not call.answer.cancelled()
+            if leaves == "cancelled":
+                task.cancel()
+            else:
+                await asyncio.sleep(2 * number + 3.5 - 3 * number)
+            await settle()
+        assert call.answer.cancelled()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert bench.coalescer.inflight_rows == 1
+        await bench.release_all()
+        bench.assert_empty()
+
+    run_virtually(scenario)
+
+
+# --- rows that end replicas -------------------------------------------------------------------
+
+
+class DeadlyTier:
+    """Ends a replica for each attempt at a batch with a deadly row; healed after a while."""
+
+    def __init__(self, deadly: set[int], heals_s: float = 0.0) -> None:
+        self.deadly, self.heals_s = deadly, heals_s
+        self.ended = 0
+        self.healed_s = 0.0
+        self.alone: list[int] = []
+
+    async def run(
+        self, batch: Tensors, *, deadline_s: float = math.inf, is_suspect: bool = False
+    ) -> BatchResult:
+        """Compute, or not."""
+        attempts = 1 if is_suspect else ATTEMPTS
+        await asyncio.sleep(0.001)
+        now_s = asyncio.get_running_loop().time()
+        rows = batch["x"][:, 0].astype(int).tolist()
+        if is_suspect:
+            self.alone += rows
+        if now_s < self.healed_s:
+            raise TierLost("nobody is there")
+        if self.deadly & set(rows):
+            self.ended += attempts
+            self.healed_s = now_s + self.heals_s
+            error = TierLost("gone")
+            error.replicas_lost = attempts
+            raise error
+        return doubled(batch)
+
+    async def report(self) -> TierReport:
+        """Nobody asks."""
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("heals_s", [0.0, 3.0])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_deadly_row_is_found_and_its_batch_mates_are_answered(
+    heals_s: float, rows: int, run_virtually: Run
+) -> None:
+    """Three replicas end: two with its batch, one with the row alone. From then on it is refused."""
+
+    async def scenario() -> None:
+        bench = Bench(DeadlyTier(set(), heals_s), max_rows=8)
+        tensors = [bench.tensors(rows) for _ in range(4)]
+        bench.tier.deadly = {int(tensors[2]["x"][-1, 0])}
+        deadline_s = asyncio.get_running_loop().time() + 30
+        ends = await asyncio.gather(
+            *(bench.infer(each, deadline_s) for each in tensors), return_exceptions=True
+        )
+        assert isinstance(ends.pop(2), Quarantined)
+        innocent = [*tensors[:2], tensors[3]]
+        for each, end in zip(innocent, ends, strict=True):
+            np.testing.assert_array_equal(end, each["x"] * 2)
+        assert bench.tier.ended == 3
+        again = await error_of(bench.infer(tensors[2]))
+        assert isinstance(again, Quarantined)
+        assert f"row {rows - 1} " in str(again)
+        assert bench.tier.ended == 3
+        for each in innocent:
+            np.testing.assert_array_equal(await bench.infer(each), each["x"] * 2)
+        bench.assert_empty()
+
+    run_virtually(scenario)
+
+
+def test_a_row_alone_in_its_batch_ends_no_third_replica(run_virtually: Run) -> None:
+    """It is known already."""
+
+    async def scenario() -> None:
+        bench = Bench(DeadlyTier({1}))
+        assert isinstance(await error_of(bench.infer(bench.tensors(1))), Quarantined)
+        assert bench.tier.ended == 2
+        assert bench.tier.alone == []
+
+    run_virtually(scenario)
+
+
+def test_a_tier_without_replicas_proves_nothing_against_a_row(run_virtually: Run) -> None:
+    """The batch never reached one."""
+
+    async def scenario() -> None:
+        tier = DeadlyTier(set())
+        bench = Bench(tier)
+        tier.healed_s = asyncio.get_running_loop().time() + 10
+        assert isinstance(await error_of(bench.infer(bench.tensors(1))), TierLost)
+        tier.healed_s = 0
+        again = bench.tensors(1)
+        np.testing.assert_array_equal(await bench.infer(again), again["x"] * 2)
+
+    run_virtually(scenario)
+
+
+def test_rows_are_tried_alone_no_longer_than_somebody_waits(run_virtually: Run) -> None:
+    """A tier that does not heal in time: 504, and no task is left."""
+
+    async def scenario() -> None:
+        bench = Bench(DeadlyTier({1}, heals_s=1000))
+        tensors = bench.tensors(2)
+        deadline_s = asyncio.get_running_loop().time() + 5
+        assert isinstance(await error_of(bench.infer(tensors, deadline_s)), Deadline)
+        await settle()
+        bench.assert_empty()
+
+    run_virtually(scenario)
+
+
+# --- fairness ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("large_rows", [64, 1024])
+def test_small_requests_hardly_notice_large_ones(large_rows: int, run_virtually: Run) -> None:
+    """Beside large requests a lone row waits for a batch of each at most, however large they are."""
+    batch_s = 0.010
+
+    class Steady(HeldTier):
+        async def run(self, batch: Tensors, **_: Any) -> BatchResult:
+            async with self.device:
+                await asyncio.sleep(batch_s)
+            return doubled(batch)
+
+    async def scenario() -> None:
+        tier = Steady()
+        tier.device = asyncio.Lock()  # type: ignore[attr-defined]
+        bench = Bench(tier, max_rows=8, max_queue_rows=8192)
+        loop = asyncio.get_running_loop()
+        large = [asyncio.create_task(bench.infer(bench.tensors(large_rows))) for _ in range(4)]
+        waits_s = []
+        for _ in range(20):
+            await asyncio.sleep(0.007)
+            began_s = loop.time()
+            await bench.infer(bench.tensors(1))
+            waits_s.append(loop.time() - began_s)
+        # Two batches may be under way when it comes; each large request is due once, then it is.
+        assert max(waits_s) <= (BATCHES_PER_REPLICA + len(large) + 1) * batch_s + 1e-6
+        assert not all(task.done() for task in large) or large_rows == 64
+        for task in large:
+            task.cancel()
+        await asyncio.gather(*large, return_exceptions=True)
+
+    run_virtually(scenario)
+
+
 # --- whatever happens -------------------------------------------------------------------------
 
 
@@ -801,7 +1065,7 @@ class RandomTier:
         #: Broken promises. Raised in here they would become the tier's errors.
         self.faults: list[str] = []
 
-    async def run(self, batch: Tensors) -> BatchResult:
+    async def run(self, batch: Tensors, **_: Any) -> BatchResult:
         """Compute, or not."""
         numbers = batch["x"]
         rows = numbers[:, 0].astype(int).tolist()
@@ -907,8 +1171,10 @@ def test_whatever_happens_every_promise_is_kept(
         assert tier.faults == []
         for error in filter(None, ends):
             raise error
-        assert all(0 <= rows <= max_queue_rows for rows in bench.recorder.queue)
-        assert all(rows >= 0 for rows in bench.recorder.in_flight)
+        assert all(
+            0 <= queued <= max_queue_rows and 0 <= under_way <= 2 * replicas * max_rows
+            for queued, under_way in bench.coalescer.lengths
+        )
         assert all(waited_s >= 0 for waited_s in bench.recorder.waits_s)
         assert sum(bench.recorder.batches) <= len(tier.sent_s)
         bench.assert_empty()

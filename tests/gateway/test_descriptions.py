@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 
 from serving import __version__
 from serving.gateway import descriptions
-from serving.observe.hub import take_snapshot
-from serving.observe.metrics import GatewayMetrics
+from serving.observe.metrics import DURATION_BUCKETS_S, GatewayMetrics
+from serving.observe.snapshot import take_snapshot
 from serving.tensors import DTYPES, Signature, TensorSpec
 
 SIGNATURE = Signature(
@@ -100,10 +100,10 @@ def test_tritons_statistics_are_sums_over_the_models_tiers() -> None:
     metrics = GatewayMetrics(CollectorRegistry())
     for tier, code in (("fp32", "200"), ("fp16", "200"), ("fp16", "503")):
         metrics.requests.labels("m", tier, code).inc()
-        metrics.request_duration.labels("m", tier).observe(0.5)
+        metrics.request_duration.series(("m", tier), DURATION_BUCKETS_S).observe(0.5)
     metrics.rows.labels("m", "fp32").inc(7)
     metrics.compute_duration.labels("m", "fp32").observe(0.25)
-    metrics.queue_duration.labels("m", "fp16").observe(0.125)
+    metrics.queue_duration.series(("m", "fp16"), DURATION_BUCKETS_S).observe(0.125)
     metrics.requests.labels("n", "fp32", "200").inc(100)
     metrics.rows.labels("n", "fp32").inc(100)
     document = descriptions.triton_statistics("m", take_snapshot(metrics.registry))

@@ -1,6 +1,7 @@
 """Lanes and served models: what is ready, and what a request is told until it is."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,10 +74,10 @@ def test_only_a_source_with_its_own_preprocessing_preprocesses(make_gateway: Any
 def test_lane_metrics_are_bound_to_model_and_tier(gateway: Any) -> None:
     """What a coalescer reports arrives under its own labels."""
     metrics = gateway.model.lanes["fp32"].metrics
-    metrics.queued(3)
-    metrics.inflight(2)
+    metrics.follow(SimpleNamespace(queue_rows=3, inflight_rows=2))
     metrics.started(0.25)
     metrics.batch(2, 0.5)
+    metrics.padded(6, 2)
     here = {"model": "m", "tier": "fp32"}
     assert gateway.counted("halftone_queue_rows", **here) == 3
     assert gateway.counted("halftone_inflight_rows", **here) == 2
@@ -85,3 +86,5 @@ def test_lane_metrics_are_bound_to_model_and_tier(gateway: Any) -> None:
     assert gateway.counted("halftone_rows_total", **here) == 2
     assert gateway.counted("halftone_batch_rows_sum", **here) == 2
     assert gateway.counted("halftone_rows_total", model="m", tier="fp16") == 0
+    assert gateway.counted("halftone_batch_elements_total", kind="own", **here) == 4
+    assert gateway.counted("halftone_batch_elements_total", kind="padding", **here) == 2

@@ -99,7 +99,7 @@ def test_any_path_is_a_route_or_refused(method: str, path: str) -> None:
 
 def test_only_probes_go_without_a_token() -> None:
     """Nothing that tells of models or traffic."""
-    assert {"live", "ready", "healthz"} == OPEN_ROUTES
+    assert {"live", "ready", "healthz", "console"} == OPEN_ROUTES
 
 
 @pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/metrics", "/v2/models/m"])
@@ -108,3 +108,9 @@ def test_head_is_a_get_without_a_body(path: str) -> None:
     assert find_route("HEAD", path) == find_route("GET", path)
     with pytest.raises(MethodNotAllowed):
         find_route("HEAD", "/v2/models/m/infer")
+
+
+def test_what_lies_behind_the_consoles_prefix_is_a_name() -> None:
+    """The service knows a few; no other one is a file."""
+    assert find_route("GET", "/console/console.js") == Route("console", file="console.js")
+    assert find_route("GET", "/console/../serving/cli.py") == Route("console", file="../serving/cli.py")

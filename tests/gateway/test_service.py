@@ -614,6 +614,20 @@ def test_a_model_that_failed_before_it_had_an_example_has_none(gateway: Any, run
     run_virtually(scenario)
 
 
+def test_a_retiring_gateway_answers_and_asks_to_connect_anew(gateway: Any, run_virtually: Run) -> None:
+    """Others have taken over: refusals say so too, and nothing is refused for it."""
+
+    async def scenario() -> None:
+        assert "connection" not in dict((await gateway.infer()).headers)
+        gateway.service.retire()
+        answered, refused = await gateway.infer(), await gateway.infer(("x-precision", "nothing"))
+        assert (answered.status, refused.status) == (200, 400)
+        assert all(dict(reply.headers)["connection"] == "close" for reply in (answered, refused))
+        assert (await gateway.get("/v2/health/ready"))[0] == 200
+
+    run_virtually(scenario)
+
+
 def test_draining_finishes_what_is_in_flight_and_takes_no_more(gateway: Any, run_virtually: Run) -> None:
     """Ready says no first; live stays."""
 
@@ -649,6 +663,22 @@ def test_with_tokens_only_probes_go_without_one(make_gateway: Any, run_virtually
         refused(await gateway.infer(), 401, "unauthorized")
         assert (await gateway.infer(bearer)).status == 200
         assert (await gateway.get("/v2/models/m", bearer))[0] == 200
+
+    run_virtually(scenario)
+
+
+def test_a_browser_gets_the_console_and_others_the_index(make_gateway: Any, run_virtually: Run) -> None:
+    """The page needs no token: it says nothing, and asks with the one it is given."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(tokens={"alice": "0123456789abcdef"})
+        page = await gateway.call("GET", "/", headers=[("Accept", "text/html,*/*;q=0.8")])
+        assert (page.status, page.body[:15]) == (200, b"<!doctype html>")
+        assert dict(page.headers)["content-security-policy"].startswith("default-src 'none'")
+        assert (await gateway.call("GET", "/console/charts.js")).status == 200
+        for path in ("/console/", "/console/../cli.py", "/console/charts.js/x", "/console/%2e%2e/cli.py"):
+            refused(await gateway.call("GET", path), 404, "unknown_route")
+        refused(await gateway.call("GET", "/"), 401, "unauthorized")
 
     run_virtually(scenario)
 

@@ -51,10 +51,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Starts servers, and sees to it that none outlives the test."""
     started: list[ServerProcess] = []
 
-    def run(config: str, port: int | None = None) -> ServerProcess:
+    def run(config: str, port: int | None = None, temporary: Path | None = None) -> ServerProcess:
         folder = tmp_path / str(len(started))
         folder.mkdir()
-        started.append(ServerProcess(folder, config, port))
+        started.append(ServerProcess(folder, config, port, temporary=temporary))
         return started[-1]
 
     yield run

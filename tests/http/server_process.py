@@ -40,14 +40,23 @@ class ServerProcess:
         config: str,
         port: int | None = None,
         environment: Mapping[str, str] = MappingProxyType({}),
+        temporary: Path | None = None,
     ) -> None:
-        """`environment`: beside this process's own; `PYTHONPATH` in it replaces the test models'."""
+        """Start it.
+
+        Args:
+            folder: for its configuration and its output.
+            config: as YAML.
+            port: a free one when None.
+            environment: beside this process's own; `PYTHONPATH` in it replaces the test models'.
+            temporary: where it keeps its temporary files; a folder of its own when None.
+        """
         self.port = port or free_port()
         self.config = folder / "config.yaml"
         self.config.write_text(config, encoding="utf-8")
         self.log = folder / "serve.log"
         # Of its own, so that what it leaves behind can be told from others'; short, for sockets.
-        self.temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+        self.temporary = temporary or Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
         path = os.pathsep.join(map(str, (MODELS, SHARED_MODELS)))
         own = {"PYTHONPATH": path, **environment, "TMPDIR": str(self.temporary)}
         with self.log.open("wb") as log:
@@ -72,10 +81,10 @@ class ServerProcess:
         """One request; header names are given with underscores."""
         return client.call(self.address, method, path, body, **headers)
 
-    def wait_for_output(self, text: str) -> None:
-        """Wait until the server has printed `text`."""
+    def wait_for_output(self, text: str, times: int = 1) -> None:
+        """Wait until the server has printed `text`, so many times."""
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while text not in self.output:
+        while self.output.count(text) < times:
             if self.process.poll() is not None or time.monotonic() > deadline_s:
                 raise AssertionError(f"no {text!r} in the server's output:\n{self.output}")
             time.sleep(0.1)
@@ -151,10 +160,13 @@ Start = Callable[..., ServerProcess]
 
 @contextmanager
 def ready_server(
-    folder: Path, config: str, environment: Mapping[str, str] = MappingProxyType({})
+    folder: Path,
+    config: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    port: int | None = None,
 ) -> Iterator[ServerProcess]:
     """A server that is ready, and that must stop well."""
-    process = ServerProcess(folder, config, environment=environment)
+    process = ServerProcess(folder, config, port, environment)
     try:
         process.wait_for_output("Try:")
         yield process

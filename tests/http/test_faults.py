@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 
-import client
-import numpy as np
+from load import Load, ready, wait_until
 from server_process import ServerProcess, Start
 
 CONFIG = """
@@ -25,56 +22,6 @@ models:
     outputs: [{name: y, dtype: FP32, shape: [-1, 128]}]
     tiers: {fp32: {}}
 """
-BODY = client.infer_body("x", np.ones((1, 128)))
-HEAL_TIMEOUT_S = 60.0
-
-
-class Load:
-    """Clients that ask one after another until they are told to stop; every reply is kept."""
-
-    def __init__(self, server: ServerProcess, model: str = "echo", clients: int = 4) -> None:
-        self.replies: list[tuple[int, str]] = []
-        self._server, self._path = server, f"/v2/models/{model}/infer"
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
-
-    def _ask(self) -> None:
-        while not self._stop.is_set():
-            try:
-                reply = self._server.call("POST", self._path, BODY)
-            except OSError as error:
-                self.replies.append((0, type(error).__name__))
-                time.sleep(0.05)
-            else:
-                code = "" if reply.status == 200 else reply.json()["code"]
-                self.replies.append((reply.status, code))
-
-    def __enter__(self) -> Load:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-
-def wait_until(condition: Callable[[], bool]) -> float:
-    """Seconds until the condition holds."""
-    started_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started_s < HEAL_TIMEOUT_S, "it did not heal"
-        time.sleep(0.1)
-    return time.monotonic() - started_s
-
-
-def ready(server: ServerProcess) -> bool:
-    """Whether `/v2/health/ready` says so."""
-    try:
-        return server.call("GET", "/v2/health/ready").status == 200
-    except OSError:
-        return False
 
 
 def test_killed_processes_cost_only_what_they_held(start: Start) -> None:

@@ -156,3 +156,49 @@ def test_tokens_are_asked_for(start: Start, tmp_path: Path) -> None:
     assert server.call("GET", "/metrics", authorization="Bearer 0123456789abcdef012").status == 401
     assert server.call("GET", "/metrics", authorization="Bearer zyxwvutsrqponmlkjihg").status == 200
     assert server.interrupt() == 0
+
+
+FAILING_CONFIG = """
+models:
+  - name: unbuildable
+    source: mypackage.faulty:raises
+    inputs: [{name: x, dtype: FP32, shape: [-1, 2]}]
+    outputs: [{name: y, dtype: FP32, shape: [-1, 2]}]
+    tiers: {fp32: {}}
+  - name: leaver
+    source: mypackage.faulty:exits
+    inputs: [{name: x, dtype: FP32, shape: [-1, 2]}]
+    outputs: [{name: y, dtype: FP32, shape: [-1, 2]}]
+    tiers: {fp32: {}}
+  - name: forgetful
+    source: mypackage.faulty:returns_none
+    inputs: [{name: x, dtype: FP32, shape: [-1, 2]}]
+    outputs: [{name: y, dtype: FP32, shape: [-1, 2]}]
+    tiers: {fp32: {}}
+  - name: echo
+    source: serving.models.echo:Echo
+    tiers: {fp32: {}}
+"""
+
+
+def test_every_failure_to_start_says_why(start: Start) -> None:
+    """At `/v2/health/ready` and in the output; the model that did start answers."""
+    server = start(FAILING_CONFIG)
+    server.wait_for_output("Try:")
+    ready = server.call("GET", "/v2/health/ready")
+    assert ready.status == 503
+    problems = {
+        "unbuildable": "no such layer",
+        "leaver": "SystemExit: enough",
+        "forgetful": "NoneType",
+    }
+    for model, reason in problems.items():
+        assert f"NOT READY: {model}/fp32" in server.output
+        assert f"{model}/fp32: " in ready.json()["error"]
+        assert reason in ready.json()["error"], ready.json()["error"]
+        body = client.infer_body("x", np.ones((1, 2)))
+        assert server.call("POST", f"/v2/models/{model}/infer", body).json()["code"] == "not_ready"
+    assert (
+        server.call("POST", "/v2/models/echo/infer", client.infer_body("x", np.ones((1, 128)))).status == 200
+    )
+    assert server.interrupt() == 0

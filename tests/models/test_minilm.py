@@ -104,6 +104,15 @@ def test_collate_pads_and_shares(minilm: MiniLM, encoder: nn.Module) -> None:
     assert minilm.collate(parts[:1]) is parts[0]
 
 
+def test_texts_of_like_length_share_a_batch(minilm: MiniLM) -> None:
+    """Others do not: in no batch of long texts is more than a third padding."""
+    keys = {n: minilm.batch_key({"ids": np.zeros((1, n), np.int64)}) for n in range(1, MAX_TOKENS + 1)}
+    for key in set(keys.values()):
+        lengths = [n for n, own in keys.items() if own == key]
+        assert max(lengths) <= 16 or min(lengths) > max(lengths) * 2 / 3 - 1
+    assert len(set(keys.values())) == 9
+
+
 def test_tokenizing_from_threads(minilm: MiniLM) -> None:
     """Gateway threads share one tokenizer."""
     rows = [f"sentence number {n} " + "word " * n for n in range(64)]

@@ -44,3 +44,9 @@ def test_answers_of_whole_numbers(dtype: str) -> None:
     answer = np.array([1, 0, 1], dtype)
     assert repeats(answer, answer.copy())
     assert not repeats(answer, 1 - answer.astype(int))
+
+
+def test_infinite_answers_are_near_nothing() -> None:
+    """Not even one another; and nothing is warned of."""
+    infinite = np.full((2, 3), -np.inf, np.float32)
+    assert not relative_l2(infinite, infinite) <= REPEAT_TOLERANCE

@@ -116,6 +116,17 @@ def test_rows_that_are_not_in_front_are_flagged_together() -> None:
     assert flags_of(SequenceFirst(), rows(1, 3, 2), "deep") == [FINE] * 3
 
 
+@pytest.mark.parametrize(("card", "cause"), [("ieee", NONFINITE), ("910a", SATURATED)])
+def test_an_input_beyond_the_format_is_an_overflow(card: str, cause: int) -> None:
+    """Even where nothing that follows shows it; what was infinite before the cast is none."""
+    hides = Squares(lambda x: 1 / (1 + x))
+    x = rows(1, 554_894.0, 65_504.0, torch.inf)
+    x[2:] /= torch.tensor([[65_504.0], [1.0]])
+    assert flags_of(hides, x, "deep", card=card) == [FINE, cause, FINE, FINE]
+    # The range of BF16 is that of FP32.
+    assert flags_of(Squares(identity), rows(1, 554_894.0), "deep", kind="bf16") == [FINE, FINE]
+
+
 def test_fp32_outputs_may_exceed_what_16_bits_hold() -> None:
     """The output layer of a mixed tier is FP32."""
 

@@ -3,6 +3,7 @@
 import math
 from collections import Counter as Tally
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_plain
 
-from serving.observe.hub import MAX_DEAD_PROCESSES, Hub, take_snapshot
-from serving.observe.metrics import GatewayMetrics
+from serving.observe import hub as hub_module
+from serving.observe.hub import MAX_DEAD_PROCESSES, SILENT_AFTER_S, Forgotten, Hub
+from serving.observe.metrics import DURATION_BUCKETS_S, GatewayMetrics
+from serving.observe.snapshot import take_snapshot
 
 STALE_AFTER_S = 5.0
 
@@ -65,7 +68,11 @@ def values(hub: Hub) -> dict[tuple[str, str], float]:
 
 
 class Fleet(RuleBasedStateMachine):
-    """Processes that work, push, stall, return, die and are replaced, and what ought to be counted."""
+    """Processes that work, push, stall, return, die and are replaced, and what ought to be counted.
+
+    So does the hub. A process that pushes keeps the hub's past, as gateways do, and hands it to the
+    next hub that it meets.
+    """
 
     TIERS = st.sampled_from(["fp32", "fp16"])
 
@@ -73,6 +80,7 @@ class Fleet(RuleBasedStateMachine):
         super().__init__()
         self.hub, self.clock = make_hub()
         self.processes: list[Process] = []
+        self.kept: dict[str, tuple[str, bytes]] = {}
         self.pushed_s: dict[str, float] = {}
         self.pushed_done: Tally[tuple[str, str]] = Tally()
         self.pushed_queue: dict[tuple[str, str], float] = {}
@@ -81,7 +89,7 @@ class Fleet(RuleBasedStateMachine):
     @rule()
     def start(self) -> None:
         """A process starts, or one that died starts again under another name."""
-        self.processes.append(Process(f"p{len(self.processes)}"))
+        self.processes.append(Process(f"p{len(self.pushed_s)}-{len(self.processes)}"))
 
     @rule(data=st.data(), tier=TIERS, amount=st.integers(0, 20))
     def work(self, data: st.DataObject, tier: str, amount: int) -> None:
@@ -91,11 +99,20 @@ class Fleet(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def push(self, data: st.DataObject) -> None:
-        """Any process pushes, however long it was silent."""
-        if not self.processes:
+        """Any process pushes, however long it was silent; one that is forgotten ends."""
+        if self.processes:
+            self.push_one(data.draw(st.sampled_from(self.processes)))
+
+    def push_one(self, process: Process) -> None:
+        met, past = self.kept.get(process.name, (self.hub.name, b""))
+        if met != self.hub.name:
+            self.hub.restore(past)
+        try:
+            self.hub.push(process.name, take_snapshot(process.registry))
+        except Forgotten:
+            self.processes.remove(process)
             return
-        process = data.draw(st.sampled_from(self.processes))
-        self.hub.push(process.name, take_snapshot(process.registry))
+        self.kept[process.name] = (self.hub.name, self.hub.past())
         self.pushed_s[process.name] = self.clock.now_s
         for tier in ("fp32", "fp16"):
             key = (process.name, tier)
@@ -106,6 +123,18 @@ class Fleet(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         """Time goes by; who did not push in it is dead until it does."""
         self.clock.now_s += seconds
+
+    @rule(data=st.data())
+    def replace_hub(self, data: st.DataObject) -> None:
+        """The hub dies a moment after the living have pushed; they push to the next one in any order."""
+        alive = [process for process in self.processes if self.hub.is_alive(process.name)]
+        if not alive:
+            return
+        for process in alive:
+            self.push_one(process)
+        self.hub = Hub(f"{self.hub.name}+", clock=self.clock, stale_after_s=STALE_AFTER_S, settle_s=1.0)
+        for process in data.draw(st.permutations(alive)):
+            self.push_one(process)
 
     @invariant()
     def totals_are_the_sums_of_what_was_pushed(self) -> None:
@@ -140,8 +169,15 @@ class Fleet(RuleBasedStateMachine):
         list(parse_openmetrics(self.hub.render(openmetrics=True).decode()))
 
 
+@pytest.fixture(autouse=True)
+def few_dead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some dead processes are forgotten in runs of a few dozen steps."""
+    if request.cls is not None:
+        monkeypatch.setattr(hub_module, "MAX_DEAD_PROCESSES", 3)
+
+
 TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=40, stateful_step_count=25)
+TestFleet.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def test_a_process_that_stalled_and_returns_is_counted_once() -> None:
@@ -174,6 +210,143 @@ def test_totals_outlive_any_number_of_processes() -> None:
     assert values(hub)["size_bucket", "10.0fp32"] == lives
     assert len(hub._processes) <= MAX_DEAD_PROCESSES + 1
     assert ("queue", "fp32") not in values(hub)
+
+
+def test_a_process_that_returns_after_many_deaths_is_not_counted_twice() -> None:
+    """Its totals are in the sum of the long dead: it is told to start anew."""
+    hub, clock = make_hub()
+    stalled = Process("stalled")
+    stalled.work("fp32", 7)
+    hub.push("stalled", take_snapshot(stalled.registry))
+    for life in range(MAX_DEAD_PROCESSES + 2):
+        clock.now_s += 60
+        hub.push(f"p{life}", take_snapshot(Process(f"p{life}").registry))
+    with pytest.raises(Forgotten):
+        hub.push("stalled", take_snapshot(stalled.registry))
+    assert values(hub)["done_total", "fp32"] == 7
+    assert not hub.is_alive("stalled")
+
+
+def dying_hub() -> tuple[Hub, Clock, Process]:
+    """A hub that knows one dead and one live process, and has counted something itself."""
+    hub, clock = make_hub()
+    dead, live, own = Process("dead"), Process("live"), Process("own")
+    dead.work("fp32", 3)
+    own.work("fp32", 100)
+    hub.push("dead", take_snapshot(dead.registry))
+    clock.now_s += 60
+    live.work("fp32", 20)
+    hub.push("live", take_snapshot(live.registry))
+    hub.push_own(take_snapshot(own.registry))
+    return hub, clock, live
+
+
+def test_the_next_hub_learns_what_only_the_last_one_knew() -> None:
+    """Totals of the dead and of the hub itself; their gauges stay away."""
+    hub, clock, live = dying_hub()
+    assert values(hub)["done_total", "fp32"] == 123
+    successor = Hub("next", clock=clock, stale_after_s=STALE_AFTER_S)
+    for _ in range(2):  # From every gateway.
+        successor.restore(hub.past())
+        successor.push("live", take_snapshot(live.registry))
+    assert values(successor)["done_total", "fp32"] == 123
+    assert values(successor)["queue", "fp32"] == 20
+
+
+def test_a_new_hub_shows_no_page_before_it_is_whole() -> None:
+    """It waits a moment, and for those that the last hub knew alive, but not for ever."""
+    hub, clock, live = dying_hub()
+    hub.push("other", take_snapshot(Process("other").registry))
+    for others_push in (True, False):
+        successor = Hub("next", clock=clock, stale_after_s=STALE_AFTER_S, settle_s=1.0)
+        assert not successor.is_settled
+        successor.restore(hub.past())
+        successor.push("live", take_snapshot(live.registry))
+        clock.now_s += 0.5
+        assert not successor.is_settled
+        clock.now_s += 1
+        assert not successor.is_settled
+        if others_push:
+            successor.push("other", take_snapshot(Process("other").registry))
+        else:
+            clock.now_s += STALE_AFTER_S
+        assert successor.is_settled
+
+
+def test_the_version_of_the_past_tells_when_to_fetch_it() -> None:
+    """Another one when a process dies or the hub counts; the same when figures of the living change."""
+    hub, clock, live = dying_hub()
+    version = hub.version
+    live.work("fp32", 1)
+    hub.push("live", take_snapshot(live.registry))
+    assert hub.version == version
+    clock.now_s += SILENT_AFTER_S + 0.1
+    assert hub.version > version
+
+
+def test_one_that_ends_is_told_when_another_keeps_its_totals() -> None:
+    """So that an update that replaces it and the hub together loses nothing."""
+    hub, clock, live = dying_hub()
+    other = Process("other")
+    other.work("fp32", 1000)
+    hub.push("other", take_snapshot(other.registry))
+    hub.push("live", take_snapshot(live.registry), is_last=True)
+    assert not hub.is_kept("live")
+    kept = hub.past("other")
+    hub.push("live", take_snapshot(live.registry), is_last=True)
+    assert hub.is_kept("live")
+    successor = Hub("next", clock=clock, stale_after_s=STALE_AFTER_S, settle_s=1.0)
+    successor.restore(kept)
+    successor.push("other", take_snapshot(other.registry))
+    clock.now_s += 1
+    assert successor.is_settled
+    assert values(successor)["done_total", "fp32"] == 1123
+
+
+def test_the_last_one_waits_for_nobody() -> None:
+    """There is no other to keep its totals."""
+    hub, _, live = dying_hub()
+    hub.push("live", take_snapshot(live.registry), is_last=True)
+    assert hub.is_kept("live")
+
+
+def test_one_that_may_be_dead_is_handed_on_before_that_is_certain() -> None:
+    """A hub that dies within seconds of a gateway takes no totals with it."""
+    hub, clock, live = dying_hub()
+    clock.now_s += SILENT_AFTER_S + 0.1
+    assert hub.is_alive("live")
+    successor = Hub("next", clock=clock, stale_after_s=STALE_AFTER_S)
+    successor.restore(hub.past())
+    assert values(successor)["done_total", "fp32"] == 123
+    assert not successor.is_alive("live")
+    successor.push("live", take_snapshot(live.registry))
+    assert values(successor)["done_total", "fp32"] == 123
+
+
+@given(st.lists(st.floats(1e-9, 1e3), min_size=2, max_size=40), st.randoms(use_true_random=False))
+def test_sums_never_fall_by_a_digit(seconds: list[float], random: Random) -> None:
+    """Whatever the order in which processes come, and however many are folded."""
+    processes = []
+    for life, value in enumerate(seconds):
+        process = Process(f"p{life}")
+        process.size.labels("fp32").observe(value)
+        processes.append(process)
+    hub, clock = make_hub()
+    before = 0.0
+    for process in processes:
+        hub.push(process.name, take_snapshot(process.registry))
+        clock.now_s += 60
+        total = values(hub)["size_sum", "fp32"]
+        assert total >= before
+        assert total == pytest.approx(math.fsum(seconds[: processes.index(process) + 1]), rel=1e-12)
+        successor = Hub("next", clock=clock, stale_after_s=STALE_AFTER_S)
+        latest = processes[max(0, processes.index(process) - 5) : processes.index(process) + 1]
+        random.shuffle(latest)
+        successor.restore(hub.past())
+        for one in latest:
+            successor.push(one.name, take_snapshot(one.registry))
+        assert values(successor)["size_sum", "fp32"] == total
+        before = total
 
 
 def test_the_same_fact_from_two_processes_is_one_fact() -> None:
@@ -231,7 +404,7 @@ def test_the_gateways_own_metrics_make_a_page() -> None:
     for process, tier in (("p", "fp32"), ("q", "fp16"), ("q", "fp32")):
         metrics = GatewayMetrics(CollectorRegistry())
         metrics.requests.labels("m", tier, "200").inc()
-        metrics.request_duration.labels("m", tier).observe(0.01)
+        metrics.request_duration.series(("m", tier), DURATION_BUCKETS_S).observe(0.01)
         metrics.queue_rows.labels("m", tier).set(2)
         hub.push(process, take_snapshot(metrics.registry))
     plain, openmetrics = hub.render(), hub.render(openmetrics=True)

@@ -2,6 +2,7 @@
 
 import json
 
+import jsonschema
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
@@ -38,6 +39,10 @@ def test_every_route_is_there() -> None:
         ("/v2/models/{model}/ready", "get"),
         ("/v2/models/{model}/config", "get"),
         ("/v2/models/{model}/stats", "get"),
+        ("/v2/models/{model}/example", "get"),
+        ("/v2/models/{model}/precision", "get"),
+        ("/v2/models/{model}/tiers/{tier}/trip", "post"),
+        ("/v2/models/{model}/tiers/{tier}/reset", "post"),
         ("/v2/models/{model}/infer", "post"),
         ("/v2/repository/index", "post"),
         ("/metrics", "get"),
@@ -60,9 +65,42 @@ def test_infer_tells_its_headers() -> None:
     """The precision contract is part of the interface."""
     infer = openapi_document(MODELS, "0")["paths"]["/v2/models/{model}/infer"]["post"]
     assert {"X-Precision", "X-Precision-Verify"} <= {parameter["name"] for parameter in infer["parameters"]}
-    assert {"X-Precision-Tier", "X-Precision-Effective", "X-Request-Id"} <= set(
-        infer["responses"]["200"]["headers"]
-    )
+    assert set(infer["responses"]["200"]["headers"]) == {
+        "X-Request-Id",
+        "X-Precision-Tier",
+        "X-Precision-Effective",
+        "X-Precision-Reason",
+        "X-Precision-Measured",
+        "X-Precision-Escalated-Rows",
+        "X-Precision-Divergence",
+        "X-Precision-Verdict",
+    }
+
+
+def test_an_operator_s_routes_tell_their_errors() -> None:
+    """A tier without a reference, or with none of that name; a reason is optional."""
+    paths = openapi_document(MODELS, "0")["paths"]
+    for action in ("trip", "reset"):
+        operation = paths[f"/v2/models/{{model}}/tiers/{{tier}}/{action}"]["post"]
+        assert {"200", "400", "401", "404", "503"} <= set(operation["responses"])
+        assert operation["requestBody"]["required"] is False
+
+
+def test_the_measured_precision_is_described() -> None:
+    """As `GET /v2/models/{m}/precision` answers it; what is not known is null."""
+    operation = openapi_document(MODELS, "0")["paths"]["/v2/models/{model}/precision"]["get"]
+    schema = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    tier = schema["properties"]["tiers"]["additionalProperties"]
+    assert tier["properties"]["state"]["enum"] == ["serving", "tripped", "probing"]
+    document = {
+        "model": "m",
+        "reference": "fp32",
+        "sample": 0.05,
+        "budget": {"metric": "rel_l2", "limit": 5e-3, "quantile": 0.99, "window": 1000, "min_samples": 200},
+        "floor": {"rel_l2": None},
+        "tiers": {"fp16": {"state": "serving", "reason": "", "samples": 0, "bounds": {"rel_l2": None}}},
+    }
+    jsonschema.validate(document, schema)
 
 
 def test_models_and_their_tensors() -> None:

@@ -101,6 +101,28 @@ def test_stop_finishes_what_is_in_flight(wire: Any, loop_thread: Any, make_serve
     assert answers[0].endswith(b"finished")
 
 
+def test_leaving_finishes_what_is_in_flight(wire: Any, loop_thread: Any, make_server: Any) -> None:
+    """And what has connected by then; later ones are left to the others on the port."""
+    started = threading.Event()
+
+    async def slow(_: Request) -> Response:
+        started.set()
+        await asyncio.sleep(0.3)
+        return Response(200, [("connection", "close")], b"finished")
+
+    server = make_server(slow)
+    loop_thread.run(server.start())
+    answers: list[bytes] = []
+    asking = threading.Thread(target=lambda: answers.append(wire.exchange(server.port, GET + b"\r\n")))
+    asking.start()
+    assert started.wait(5)
+    assert loop_thread.run(server.leave(5)) is True
+    asking.join()
+    assert answers[0].endswith(b"finished")
+    with pytest.raises(ConnectionRefusedError):
+        wire.connect(server.port)
+
+
 def test_stop_cancels_what_takes_too_long(wire: Any, loop_thread: Any, make_server: Any) -> None:
     """And says so."""
     started = threading.Event()

@@ -45,9 +45,15 @@ def test_fp32_accepted_as_it_is_has_its_measured_name(saturating: ServerProcess)
 
 
 def test_fp16_saturates_and_says_so(saturating: ServerProcess) -> None:
-    """Where a 910B1's answer is not finite, a 910A's is."""
+    """By its measured name."""
+    reply = ask(saturating, vision_rows(1))
+    assert reply.headers["x-precision-effective"] == "fp16-saturating", reply.body
+    assert np.isfinite(reply.array("logits")).all()
+
+
+def test_a_row_that_saturated_is_refused_where_no_card_has_fp32(saturating: ServerProcess) -> None:
+    """Where a 910B1's answer is not finite, a 910A's is, and is wrong."""
     x = np.full((1, 3, 16, 16), 6e4, np.float32)
     x[0, 0, 0, 0] = 0
     reply = ask(saturating, x)
-    assert reply.headers["x-precision-effective"] == "fp16-saturating", reply.body
-    assert np.isfinite(reply.array("logits")).all()
+    assert (reply.status, reply.json()["code"]) == (422, "nonfinite_output"), reply.body

@@ -126,8 +126,19 @@ def set_precision(*, tf32: bool) -> dict[str, str]:
 
 
 def read_precision() -> dict[str, str]:
-    """The same flags as they are."""
-    return {f"{name}.{flag}": str(getattr(owner, flag)) for name, owner, flag, _ in _flags(tf32=False)}
+    """The same flags as they are.
+
+    torch raises where an old flag and the new ones contradict each other, as when TF32 was turned
+    on for convolutions alone: such a flag reads `contradictory`.
+    """
+    return {f"{name}.{flag}": _read(owner, flag) for name, owner, flag, _ in _flags(tf32=False)}
+
+
+def _read(owner: Any, flag: str) -> str:
+    try:
+        return str(getattr(owner, flag))
+    except RuntimeError:
+        return "contradictory"
 
 
 def _flags(*, tf32: bool) -> list[tuple[str, Any, str, object]]:

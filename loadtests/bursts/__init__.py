@@ -1,0 +1,1 @@
+"""Two configurations of one model under the same bursts."""

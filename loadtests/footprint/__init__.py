@@ -1,0 +1,1 @@
+"""Memory and start-up, against their bounds."""
