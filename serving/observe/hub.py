@@ -58,11 +58,13 @@ class Past(msgspec.Struct, frozen=True):
 class _Process:
     """The last that was heard of a process."""
 
-    __slots__ = ("kept_version", "last_seen_s", "left_version", "snapshot")
+    __slots__ = ("kept_version", "known_since_s", "last_seen_s", "left_version", "snapshot")
 
-    def __init__(self, snapshot: Snapshot, last_seen_s: float) -> None:
+    def __init__(self, snapshot: Snapshot, last_seen_s: float, known_since_s: float) -> None:
         self.snapshot = snapshot
         self.last_seen_s = last_seen_s
+        #: When this hub heard of it first, from itself or from what another one kept.
+        self.known_since_s = known_since_s
         #: The version of the past that it was given last.
         self.kept_version = 0
         #: The first version that holds its last figures; None unless it said that they are.
@@ -120,8 +122,9 @@ class Hub:
             raise Forgotten(process)
         if self._started_s is None:
             self._started_s = self._clock()
-        known = self._processes.setdefault(process, _Process(snapshot, 0.0))
-        known.snapshot, known.last_seen_s = snapshot, self._clock()
+        now_s = self._clock()
+        known = self._processes.setdefault(process, _Process(snapshot, now_s, now_s))
+        known.snapshot, known.last_seen_s = snapshot, now_s
         if is_last and known.left_version is None:
             known.left_version = self.version + 1
         self._expected.discard(process)
@@ -232,14 +235,20 @@ class Hub:
             return
         known = self._processes.get(name)
         if known is None or _size(snapshot) > _size(known.snapshot):
-            # Dead until it pushes, and as long as any other.
-            self._processes[name] = _Process(snapshot, self._clock() - self._stale_after_s - 1)
+            # Dead until it pushes, as it may: the last hub did not know for certain.
+            now_s = self._clock()
+            self._processes[name] = _Process(snapshot, now_s - self._stale_after_s - 1, now_s)
 
     def _is_alive(self, process: _Process) -> bool:
         return self._clock() - process.last_seen_s <= self._stale_after_s
 
     def _fold_the_long_dead(self) -> None:
-        dead = [name for name, process in self._processes.items() if not self._is_alive(process)]
+        newest_s = self._clock() - self._stale_after_s
+        dead = [
+            name
+            for name, process in self._processes.items()
+            if not self._is_alive(process) and process.known_since_s < newest_s
+        ]
         dead.sort(key=lambda name: self._processes[name].last_seen_s)
         for name in dead[: max(0, len(dead) - MAX_DEAD_PROCESSES)]:
             self._folded = fold(self._folded, self._processes.pop(name).snapshot)

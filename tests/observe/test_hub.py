@@ -310,6 +310,22 @@ def test_the_last_one_waits_for_nobody() -> None:
     assert hub.is_kept("live")
 
 
+def test_no_process_is_forgotten_by_a_hub_that_has_just_begun() -> None:
+    """However many were silent when the last one ended: those that live push within seconds."""
+    hub, clock = make_hub()
+    processes = [Process(f"p{life}") for life in range(3 * MAX_DEAD_PROCESSES)]
+    for process in processes:
+        process.work("fp32", 1)
+        hub.push(process.name, take_snapshot(process.registry))
+    clock.now_s += SILENT_AFTER_S + 0.1
+    successor = Hub("next", clock=clock, stale_after_s=STALE_AFTER_S)
+    successor.restore(hub.past())
+    for process in processes:
+        successor.push(process.name, take_snapshot(process.registry))
+        assert successor.is_alive(process.name)
+    assert values(successor)["done_total", "fp32"] == len(processes)
+
+
 def test_one_that_may_be_dead_is_handed_on_before_that_is_certain() -> None:
     """A hub that dies within seconds of a gateway takes no totals with it."""
     hub, clock, live = dying_hub()
@@ -342,9 +358,9 @@ def test_sums_never_fall_by_a_digit(seconds: list[float], random: Random) -> Non
         successor = Hub("next", clock=clock, stale_after_s=STALE_AFTER_S)
         latest = processes[max(0, processes.index(process) - 5) : processes.index(process) + 1]
         random.shuffle(latest)
-        successor.restore(hub.past())
         for one in latest:
             successor.push(one.name, take_snapshot(one.registry))
+        successor.restore(hub.past())
         assert values(successor)["size_sum", "fp32"] == total
         before = total
 

@@ -112,6 +112,7 @@ def test_a_replica_that_says_goodbye_is_none() -> None:
     tier.go_on(2)
     tier.leave("a")
     tier.leave("b")
+    tier.go_on(1)
     tier.begin("d")
     tier.go_on(10)
     assert tier.restarts == 0
