@@ -44,10 +44,9 @@ BEAT_INTERVAL_S = 0.5
 #: For the reports of tiers that run already, before a new gateway listens.
 KNOWN_TIMEOUT_S = 2.0
 #: For clients of kept connections to send a request, and be told to connect anew.
-HAND_OVER_S = 2.0
+RECONNECT_NOTICE_S = 2.0
 #: For the hub to answer; a page that takes longer is refused.
 HUB_TIMEOUT_S = 2.0
-
 #: For a gateway that ends to hand its figures over; a hub that is replaced needs seconds to start.
 HAND_OVER_S = 15.0
 
@@ -237,7 +236,7 @@ class GatewayReplica:
     async def _retire(self) -> None:
         """Hand every connection over to the gateways of another application, and finish what is here."""
         self._service.retire()
-        await asyncio.sleep(HAND_OVER_S)
+        await asyncio.sleep(RECONNECT_NOTICE_S)
         await self._http.leave(self._drain_timeout_s)
         self._service.drain()
 
