@@ -35,7 +35,7 @@ class FallbackClient(Protocol):
     ) -> BatchResult:
         """Compute a batch, tried `attempts` times at most."""
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """What the tier is."""
 
 
@@ -177,9 +177,9 @@ class ChannelTierClient:
             chosen.taken = self._taken
         return chosen
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """What the tier is. Waits until a replica has started."""
-        return await self._fallback.report()
+        return await self._fallback.report(with_example=with_example)
 
     def close(self) -> None:
         """Close every connection."""

@@ -179,11 +179,10 @@ class ServedModel:
             self._routed[decision] = counter
         return counter
 
-    def open(self, source: ModelSource, signature: Signature, example: Tensors) -> None:
+    def open(self, source: ModelSource, signature: Signature) -> None:
         """The source is known: requests can be decoded and rows queued."""
         self.source = source
         self.signature = signature
-        self.example = example
         self.nonfinite_inputs = frozenset(spec.name for spec in signature.inputs if spec.allow_nonfinite)
         self.preprocesses = type(source).preprocess is not ModelSource.preprocess
         for lane in self.lanes.values():

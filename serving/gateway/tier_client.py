@@ -61,7 +61,7 @@ class TierReport:
     description: TierDescription
     #: None when the source itself could not be opened.
     signature: Signature | None
-    #: A few rows of real input.
+    #: A few rows of real input; none where they were not asked for, or the source failed to give any.
     example: Tensors
     #: Whether the source is a plain callable, which gateways need not import.
     is_plain: bool
@@ -95,8 +95,12 @@ class TierClient(Protocol):
             RequestError: what the tier answered.
         """
 
-    async def report(self) -> TierReport:
-        """What the tier is. Waits until a replica has started."""
+    async def report(self, *, with_example: bool) -> TierReport:
+        """What the tier is. Waits until a replica has started.
+
+        Args:
+            with_example: whether the example is wanted: megabytes, for a model of images.
+        """
 
 
 def lost_with_replicas(tier: str, attempts: int, replicas_lost: int) -> TierLost:

@@ -30,7 +30,7 @@ async def watch_lane(model: ServedModel, lane: Lane, metrics: GatewayMetrics) ->
     while True:
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S if lane.description is None else REPORT_TIMEOUT_S):
-                report = await lane.client.report()
+                report = await lane.client.report(with_example=not model.example)
             await take_report(model, lane, report, metrics)
             lane.is_lost = False
         except Exception as error:
@@ -70,16 +70,19 @@ def _info_labels(lane: Lane, description: TierDescription) -> tuple[str, ...]:
 
 
 async def _open_model(model: ServedModel, report: TierReport) -> None:
-    """Open the model, unless it is open or the report tells no signature.
+    """Open the model, unless it is open or the report tells no signature; take the first example.
 
     Raises:
         HalftoneError: this process cannot make the source.
     """
-    if model.source is not None or report.signature is None:
+    if report.signature is None:
         return
-    source = await _source_of(model, report.signature, report.is_plain)
-    if model.source is None:  # Another tier's report may have come first.
-        model.open(source, report.signature, report.example)
+    if model.source is None:
+        source = await _source_of(model, report.signature, report.is_plain)
+        if model.source is None:  # Another tier's report may have come first.
+            model.open(source, report.signature)
+    if not model.example:  # The tier that opened the model may have failed before it had one.
+        model.example = report.example
 
 
 async def _source_of(model: ServedModel, signature: Signature, is_plain: bool) -> ModelSource:

@@ -102,7 +102,7 @@ class RunningApplication:
     async def _report(self, deployment: str) -> TierReport:
         handle = serve.get_deployment_handle(deployment, self._name).options(method_name="report")
         try:
-            report: TierReport = await handle.remote()
+            report: TierReport = await handle.remote(with_example=False)
         except Exception as error:
             raise HalftoneError(f"{deployment.replace(':', '/')}: no replica started") from error
         return report

@@ -65,7 +65,7 @@ class ServeTierClient:
             return answer
         raise lost_with_replicas(self._name, attempts, 0) from lost
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """What the tier is. Waits until a replica has started."""
-        report: TierReport = await self._report.remote()
+        report: TierReport = await self._report.remote(with_example=with_example)
         return report

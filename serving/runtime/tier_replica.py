@@ -162,7 +162,7 @@ class TierReplica:
         finally:
             self._began_s = None
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """What this replica is, or why it does not serve."""
         if self._engine is not None and self._failure is None:
             description = self._engine.description
@@ -174,7 +174,8 @@ class TierReplica:
                 failure=self._failure,
                 unavailable=self._unavailable,
             )
-        return TierReport(description, self._signature, self._example, self._is_plain)
+        example = self._example if with_example else {}
+        return TierReport(description, self._signature, example, self._is_plain)
 
     async def check_health(self) -> None:
         """Serve asks now and then: the replica is well unless its device is not."""

@@ -110,7 +110,7 @@ class Fallback:
             raise self.error
         return BatchResult({"y": batch["x"] - 1}, 0.0)
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """Not asked for here."""
         raise NotImplementedError
 

@@ -130,6 +130,7 @@ class MemoryTier:
         self.description = TierDescription("cpu", "test-chip", effective)
         self.signature: Signature | None = Pairs.signature
         self.example = Pairs().examples()
+        self.examples_told = 0
         self.is_plain = True
         self.rows: list[int] = []
         self.is_busy = False
@@ -148,9 +149,12 @@ class MemoryTier:
             raise NotReady("busy")
         return await self.run(batch)
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """What it is."""
-        return TierReport(self.description, self.signature, self.example, self.is_plain)
+        self.examples_told += with_example
+        return TierReport(
+            self.description, self.signature, self.example if with_example else {}, self.is_plain
+        )
 
 
 class Gateway:
@@ -194,7 +198,8 @@ class Gateway:
 
     def open(self) -> None:
         """As after every tier's first report."""
-        self.model.open(self.source, self.source.signature, self.source.examples())
+        self.model.open(self.source, self.source.signature)
+        self.model.example = self.source.examples()
         for name, lane in self.model.lanes.items():
             lane.description = self.tiers[name].description
 

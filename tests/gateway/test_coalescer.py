@@ -76,7 +76,7 @@ class HeldTier:
         self.calls.append(call)
         return await call.answer
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """Nobody asks."""
         raise NotImplementedError
 
@@ -891,7 +891,7 @@ class DeadlyTier:
             raise error
         return doubled(batch)
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """Nobody asks."""
         raise NotImplementedError
 
@@ -1095,7 +1095,7 @@ class RandomTier:
         if not holds:
             self.faults.append(fault)
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """Nobody asks."""
         raise NotImplementedError
 

@@ -37,7 +37,7 @@ def custom_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def report(gateway: Any, tier: str = "fp32") -> None:
     """Take one report of a tier."""
-    report = await gateway.tiers[tier].report()
+    report = await gateway.tiers[tier].report(with_example=True)
     await take_report(gateway.model, gateway.model.lanes[tier], report, gateway.metrics)
 
 
@@ -58,6 +58,45 @@ def test_the_first_report_opens_the_model(make_gateway: Any, run: Run) -> None:
         gateway.model.lanes["fp16"].ready_coalescer()
 
     run(scenario)
+
+
+def test_a_tier_that_failed_before_it_had_an_example_leaves_it_to_the_others(
+    make_gateway: Any, run: Run
+) -> None:
+    """It may have opened the model already."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False)
+        gateway.tiers["fp16"].example = {}
+        await report(gateway, "fp16")
+        assert gateway.model.example == {}
+        await report(gateway, "fp32")
+        assert list(gateway.model.example) == ["x"]
+        await report(gateway, "fp16")
+        assert list(gateway.model.example) == ["x"]
+
+    run(scenario)
+
+
+def test_the_example_is_asked_for_until_it_is_known(make_gateway: Any, run_virtually: Run) -> None:
+    """Images are megabytes, and reports come every second."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False)
+        tier = gateway.tiers["fp32"]
+        example, tier.example = tier.example, {}
+        watching = asyncio.create_task(
+            watch_lane(gateway.model, gateway.model.lanes["fp32"], gateway.metrics)
+        )
+        await asyncio.sleep(2.5 * REPORT_INTERVAL_S)
+        assert tier.examples_told == 3
+        tier.example = example
+        await asyncio.sleep(5 * REPORT_INTERVAL_S)
+        assert tier.examples_told == 4
+        assert gateway.model.example == example
+        watching.cancel()
+
+    run_virtually(scenario)
 
 
 def test_a_plain_callable_is_not_imported(make_gateway: Any, run: Run) -> None:
@@ -210,7 +249,7 @@ def test_a_lane_is_watched_for_as_long_as_it_runs(
         await asyncio.sleep(0.1)
         assert lane.problem is None
 
-        async def fail() -> Any:
+        async def fail(**_: Any) -> Any:
             raise ConnectionError("no replica")
 
         tier.report = fail

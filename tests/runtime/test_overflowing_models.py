@@ -114,7 +114,7 @@ class EngineTier:
         """The same."""
         return await self.run(batch)
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """Nobody asks."""
         raise NotImplementedError
 
@@ -153,7 +153,7 @@ def served(case: Case, card: str, mode: str, native: bool) -> Service:
     engines = {tier: Engine.load(TierPlan(config, tier, 1), source) for tier in config.tiers}
     metrics = GatewayMetrics(CollectorRegistry())
     model = ServedModel(config, {tier: EngineTier(engine) for tier, engine in engines.items()}, metrics)
-    model.open(source, signature, source.examples())
+    model.open(source, signature)
     for tier, lane in model.lanes.items():
         lane.description = engines[tier].description
     return Service(ServerConfig(), {"m": model}, metrics, Authenticator(None), NoHub())

@@ -65,7 +65,7 @@ class FakeFallback:
         """Never called."""
         raise NotImplementedError
 
-    async def report(self) -> TierReport:
+    async def report(self, *, with_example: bool) -> TierReport:
         """Never called."""
         raise NotImplementedError
 
@@ -91,7 +91,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def answer(replica: TierReplica) -> Any:
     """What it makes of its own example."""
-    return await replica.run((await replica.report()).example)
+    return await replica.run((await replica.report(with_example=True)).example)
 
 
 def test_a_well_replica_goes_on(exits: list[int]) -> None:
@@ -118,7 +118,7 @@ def test_gateways_reach_it_directly_until_it_stops(exits: list[int]) -> None:
         client.update([endpoint])
         async with asyncio.timeout(5):
             await until(lambda: client.connected == 1)
-            example = (await replica.report()).example
+            example = (await replica.report(with_example=True)).example
             np.testing.assert_array_equal((await client.run(example)).outputs["y"], example["x"])
             await replica.close()
             await until(lambda: client.connected == 0)
@@ -159,7 +159,7 @@ def test_one_that_cannot_load_says_so(exits: list[int], monkeypatch: pytest.Monk
 
     async def scenario() -> None:
         replica = await checked_replica()
-        assert (await replica.report()).description.failure == "ValueError: no such weights"
+        assert (await replica.report(with_example=False)).description.failure == "ValueError: no such weights"
         await replica.close()
 
     asyncio.run(scenario())
@@ -208,7 +208,7 @@ def test_altered_arithmetic_leaves_service_but_keeps_the_process(
         monkeypatch.setattr(Engine, "altered", lambda _: "a switch was changed")
         await asyncio.sleep(0.3)
         assert isinstance(await answer(replica), NotReady)
-        assert (await replica.report()).description.failure == "a switch was changed"
+        assert (await replica.report(with_example=False)).description.failure == "a switch was changed"
         await replica.close()
 
     asyncio.run(scenario())
@@ -252,7 +252,7 @@ def test_a_batch_that_waited_too_long_is_not_computed(
 
     async def scenario() -> None:
         replica = await checked_replica()
-        example = (await replica.report()).example
+        example = (await replica.report(with_example=True)).example
         computed.clear()
         late, in_time = await asyncio.gather(replica.run(example, 0.0), replica.run(example, 60.0))
         assert isinstance(late, Deadline)
