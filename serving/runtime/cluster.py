@@ -111,7 +111,7 @@ def local_cluster(config: Config) -> Iterator[None]:
                 log_to_driver=True,
                 logging_level=logging.WARNING,
             )
-        except (RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # Where its own start takes too long it raises just that.
             raise HalftoneError(f"Ray could not be started: {_first_line(error)}") from error
         try:
             forward_output(config.server.log)

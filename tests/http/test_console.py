@@ -12,7 +12,7 @@ from pathlib import Path
 import client
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, Route, sync_playwright
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess, ready_server
 
@@ -165,6 +165,35 @@ def test_a_bad_input_is_told(echo: ServerProcess, page: Page) -> None:
     page.wait_for_selector(".answers tr[data-tier=fp16]")
     assert "the model has no input '<img src=x" in page.inner_text(".answers")
     assert page.query_selector(".answers img") is None
+
+
+def test_a_late_example_does_not_replace_what_is_typed(echo: ServerProcess, page: Page) -> None:
+    """There is no typing before it has come."""
+    held: list[Route] = []
+    page.route("**/example", lambda route: held.append(route))  # noqa: PLW0108  It marks its handler.
+    opened(page, echo)
+    with page.expect_request("**/example"):
+        page.click(".try summary")
+    assert not page.is_editable("textarea")
+    held[0].continue_()
+    page.fill("textarea", "mine")  # Waits until it can be edited.
+    page.click(".try button")
+    page.wait_for_selector(".answers tr[data-tier=fp16]")
+    assert page.input_value("textarea") == "mine"
+
+
+def test_without_an_example_one_can_still_type(
+    echo: ServerProcess, page: Page, complaints: list[str]
+) -> None:
+    """The field says why there is none."""
+    page.route(
+        "**/example", lambda route: route.fulfill(status=503, body='{"error": "fp32 is still loading"}')
+    )
+    opened(page, echo)
+    page.click(".try summary")
+    page.fill("textarea", "mine")
+    assert page.get_attribute("textarea", "placeholder") == "fp32 is still loading"
+    assert all("503" in complaint for complaint in complaints)
 
 
 def test_it_fits_a_phone_in_the_dark(echo: ServerProcess, browser: Browser) -> None:

@@ -1,12 +1,16 @@
 """Holding a port: against strangers, against a second run, and no longer than needed."""
 
+import os
 import socket
 from collections.abc import Iterator
+from unittest.mock import patch
 
 import pytest
+import ray
 
-from serving.config import ServerConfig
-from serving.runtime.cluster import PortTaken, reserved_port
+from serving.config import ServerConfig, parse_config
+from serving.errors import HalftoneError
+from serving.runtime.cluster import PortTaken, local_cluster, reserved_port
 
 
 def bound(*options: int) -> socket.socket:
@@ -100,3 +104,19 @@ def test_an_address_that_is_not_this_machines_is_refused(host: str) -> None:
     server = ServerConfig(host=host, port=9, allow_unauthenticated=True)
     with pytest.raises(PortTaken, match="cannot listen on"), reserved_port(server):
         pass
+
+
+def test_a_ray_that_does_not_start_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine too busy for its node to come up in time, Ray raises a bare `Exception`."""
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out during startup. And more.\nAnd yet more.")  # noqa: TRY002  Ray's.
+
+    config = parse_config("models: [{name: echo, source: 'serving.models.echo:Echo', tiers: {fp32: {}}}]")
+    with patch.dict(os.environ):
+        monkeypatch.setattr(ray, "init", init)
+        with (
+            pytest.raises(HalftoneError, match=r"^Ray could not be started: The current node .*more\.$"),
+            local_cluster(config),
+        ):
+            pass

@@ -165,6 +165,7 @@ function showErrors(section, model) {
   section.querySelector(".errors .none").hidden = Boolean(rows.length);
 }
 
+/** Writable only once the example has come or not: it must not replace what somebody has typed. */
 async function prefill(model) {
   const area = shown.get(model).querySelector("textarea");
   try {
@@ -172,17 +173,25 @@ async function prefill(model) {
   } catch (error) {
     area.placeholder = error.message;
   }
+  area.readOnly = false;
 }
 
 async function send(model) {
   const section = shown.get(model);
   const body = section.querySelector("textarea").value;
-  const { tiers } = await document_(`/v2/models/${model}`);
+  const button = section.querySelector(".try button");
   const table = section.querySelector(".answers");
-  const rows = [];
-  for (const tier of Object.keys(tiers)) rows.push(await answerRow(model, tier, body));
-  table.querySelector("tbody").replaceChildren(...rows);
-  table.hidden = false;
+  button.disabled = true; // A second set of answers would mix with the first.
+  try {
+    const { tiers } = await document_(`/v2/models/${model}`);
+    const rows = [];
+    for (const tier of Object.keys(tiers)) rows.push(await answerRow(model, tier, body));
+    table.querySelector("tbody").replaceChildren(...rows);
+    table.hidden = false;
+  } catch (error) {
+    say(`Not sent: ${error.message}`, "bad");
+  }
+  button.disabled = false;
 }
 
 async function answerRow(model, tier, body) {
