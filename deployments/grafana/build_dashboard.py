@@ -209,12 +209,13 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Decisions that change",
-            "Compared rows whose largest element is another one than the reference's.",
-            (
+            "Compared rows whose largest element, or five largest elements, are not the reference's.",
+            tuple(
                 Query(
-                    f"sum by (model, tier, output) (rate(halftone_top1_disagreement_total{{{PICKED}}}[1h]))",
-                    OUTPUT,
-                ),
+                    f"sum by (model, tier, output) (rate(halftone_{name}_disagreement_total{{{PICKED}}}[1h]))",
+                    f"{OUTPUT} {name}",
+                )
+                for name in ("top1", "top5")
             ),
             unit="rowsps",
         ),

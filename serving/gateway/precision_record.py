@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from serving.divergence.comparators import Divergence
+from serving.divergence.comparators import Divergence, Figures
 from serving.divergence.comparison import Comparison
 from serving.divergence.standing import RowFigures
 from serving.divergence.verdict import NAMES
@@ -32,8 +32,8 @@ class _Pending:
 
     figures: dict[str, list[float]] = field(default_factory=dict)
 
-    def add(self, comparison: Comparison) -> None:
-        for metric, values in comparison.row_figures().items():
+    def add(self, figures: Mapping[str, Figures]) -> None:
+        for metric, values in figures.items():
             known = self.figures.setdefault(metric, [])
             known.extend(values.tolist())
             del known[:-MAX_PENDING_ROWS]
@@ -85,8 +85,9 @@ class PrecisionRecord:
 
     def compared(self, tier: str, comparison: Comparison) -> None:
         """Rows of a tier against the reference."""
-        self._tiers.setdefault(tier, _Pending()).add(comparison)
-        over = comparison.row_figures()[self._budget_metric] > self._limit
+        figures = comparison.row_figures()
+        self._tiers.setdefault(tier, _Pending()).add(figures)
+        over = figures[self._budget_metric] > self._limit
         self._metrics.budget_exceeded_rows.labels(self._model, tier).inc(int(over.sum()))
         for name, output in comparison.outputs.items():
             labels = (self._model, tier, name)
@@ -95,12 +96,16 @@ class PrecisionRecord:
                 if rows := int((output.verdicts == code).sum()):
                     self._metrics.divergence_verdicts.labels(*labels, verdict).inc(rows)
             self._metrics.divergence_nonfinite.labels(*labels).inc(int(output.divergence.nonfinite.sum()))
-            if output.divergence.top1 is not None:
-                self._metrics.top1_disagreements.labels(*labels).inc(int((~output.divergence.top1).sum()))
+            for agree, disagreements in (
+                (output.divergence.top1, self._metrics.top1_disagreements),
+                (output.divergence.top5, self._metrics.top5_disagreements),
+            ):
+                if agree is not None:
+                    disagreements.labels(*labels).inc(int((~agree).sum()))
 
     def floor(self, comparison: Comparison) -> None:
         """Rows of the reference against themselves, in another batch."""
-        self._floor.add(comparison)
+        self._floor.add(comparison.row_figures())
         for name, output in comparison.outputs.items():
             self._observe(self._metrics.divergence_floor, (self._model, name), output.divergence)
 

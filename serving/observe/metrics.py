@@ -127,6 +127,12 @@ class GatewayMetrics:
             (*tier, "output"),
             registry=registry,
         )
+        self.top5_disagreements = Counter(
+            "halftone_top5_disagreement",
+            "Compared rows whose five largest elements are not the reference's, in whatever order.",
+            (*tier, "output"),
+            registry=registry,
+        )
         self.twin_rows = Counter(
             "halftone_twin_rows",
             "Rows that the reference computed twice in one batch: with the same answer, or different ones.",

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar as ClientExemplar
 from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
@@ -173,25 +172,3 @@ def fold(into: Snapshot, snapshot: Snapshot) -> Snapshot:
 def cumulative(snapshot: Snapshot) -> Snapshot:
     """What still counts once the process is gone."""
     return tuple(family for family in snapshot if family.is_cumulative)
-
-
-class Families(Collector):
-    """Families, as the exposition code of prometheus_client wants them."""
-
-    def __init__(self, families: Iterable[Family]) -> None:
-        self._families = tuple(families)
-
-    def collect(self) -> Iterator[Metric]:
-        """One metric for each."""
-        for family in self._families:
-            metric = Metric(family.name, family.documentation, family.type)
-            for key, value in family.samples.items():
-                name, labels = key
-                metric.add_sample(name, dict(labels), value, exemplar=_for_client(family.exemplars.get(key)))
-            yield metric
-
-
-def _for_client(exemplar: Exemplar | None) -> ClientExemplar | None:
-    if exemplar is None:
-        return None
-    return ClientExemplar(dict(exemplar.labels), exemplar.value, exemplar.timestamp_s)

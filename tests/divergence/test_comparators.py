@@ -224,6 +224,9 @@ def test_large_outputs_are_compared_piece_by_piece() -> None:
         assert whole.top1 is not None
         assert one.top1 is not None
         assert whole.top1[row] == one.top1[0]
+        assert whole.top5 is not None
+        assert one.top5 is not None
+        assert whole.top5[row] == one.top5[0]
 
 
 @given(pairs(FP32_VALUES, "<f4"))

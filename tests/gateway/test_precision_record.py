@@ -63,6 +63,23 @@ def test_the_largest_element_s_changes_are_counted() -> None:
     assert record.value("halftone_top1_disagreement_total", tier="fp16", output="z") == 0
 
 
+def test_changes_among_the_five_largest_are_counted() -> None:
+    """A change of their order is none; only outputs that are ranked count."""
+    wanted = {"y": np.float32([[1, 2, 3, 4, 5, 6]] * 3), "z": np.ones((3, 1), np.float32)}
+    found = {name: values.copy() for name, values in wanted.items()}
+    found["y"][0, 5] = 4.5  # 6 is the second now.
+    found["y"][1, 0] = 2.5  # 1 takes the place of 2.
+    compare = OutputComparator(
+        (TensorSpec("y", "FP32", (-1, 6), "logits"), TensorSpec("z", "FP32", (-1, 1))), {"fp16": FP16}, {}
+    )
+    record = Record()
+    record.compared("fp16", compare("fp16", found, wanted))
+    assert record.value("halftone_top1_disagreement_total", tier="fp16", output="y") == 1
+    assert record.value("halftone_top5_disagreement_total", tier="fp16", output="y") == 1
+    labels = {"model": "m", "tier": "fp16", "output": "z"}
+    assert record.metrics.registry.get_sample_value("halftone_top5_disagreement_total", labels) is None
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_one_bad_pair_leaves_every_sum_finite(bad: float) -> None:
     """It is counted, and the page parses; the window hears of infinity."""

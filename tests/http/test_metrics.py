@@ -33,6 +33,7 @@ CONTRACT = {
     "halftone_divergence_verdict": ("counter", {"model", "tier", "output", "verdict"}),
     "halftone_divergence_nonfinite": ("counter", {"model", "tier", "output"}),
     "halftone_top1_disagreement": ("counter", {"model", "tier", "output"}),
+    "halftone_top5_disagreement": ("counter", {"model", "tier", "output"}),
     "halftone_twin_rows": ("counter", {"model", "outcome"}),
     "halftone_budget_state": ("gauge", {"model", "tier", "state"}),
     "halftone_budget_ratio": ("gauge", {"model", "tier"}),

@@ -28,6 +28,7 @@ CONTRACT = {
     "halftone_divergence_verdict": ("counter", (*TIER, "output", "verdict")),
     "halftone_divergence_nonfinite": ("counter", (*TIER, "output")),
     "halftone_top1_disagreement": ("counter", (*TIER, "output")),
+    "halftone_top5_disagreement": ("counter", (*TIER, "output")),
     "halftone_twin_rows": ("counter", ("model", "outcome")),
     "halftone_tier_info": ("gauge", (*TIER, "device", "soc", "effective")),
     "halftone_build_info": ("gauge", ("version", "torch", "torch_npu", "ray")),

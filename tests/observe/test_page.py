@@ -1,13 +1,40 @@
 """The page is, byte for byte, what prometheus_client writes."""
 
+from collections.abc import Iterable, Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar as ClientExemplar
 
 from serving.observe.page import PageWriter
-from serving.observe.snapshot import Exemplar, Families, Family
+from serving.observe.snapshot import Exemplar, Family
+
+
+class Families(Collector):
+    """Families, as the exposition code of prometheus_client wants them."""
+
+    def __init__(self, families: Iterable[Family]) -> None:
+        self._families = tuple(families)
+
+    def collect(self) -> Iterator[Metric]:
+        """One metric for each."""
+        for family in self._families:
+            metric = Metric(family.name, family.documentation, family.type)
+            for key, value in family.samples.items():
+                name, labels = key
+                metric.add_sample(name, dict(labels), value, exemplar=_for_client(family.exemplars.get(key)))
+            yield metric
+
+
+def _for_client(exemplar: Exemplar | None) -> ClientExemplar | None:
+    if exemplar is None:
+        return None
+    return ClientExemplar(dict(exemplar.labels), exemplar.value, exemplar.timestamp_s)
+
 
 NAMES = st.from_regex(r"[a-z][a-z_]{0,8}[a-z]", fullmatch=True)
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
