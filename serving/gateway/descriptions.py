@@ -8,7 +8,7 @@ from typing import Any
 
 from serving import __version__
 from serving.gateway.model import Lane, ServedModel
-from serving.gateway.routes import VERSION
+from serving.gateway.routes import PROCESS_PREFIX, VERSION
 from serving.observe.snapshot import Family
 from serving.tensors import Array, Signature, Tensors, TensorSpec
 
@@ -29,8 +29,25 @@ def index(models: Iterable[ServedModel]) -> Document:
         "models": [f"/v2/models/{model.name}" for model in models],
         "health": "/v2/health/ready",
         "metrics": "/metrics",
+        "metrics_of_each_process": "/metrics/processes",
         "openapi": "/openapi.json",
     }
+
+
+def metrics_targets(address: str, processes: Iterable[str]) -> list[Document]:
+    """`GET /metrics/processes`: Prometheus' HTTP service discovery, a target for each process.
+
+    Args:
+        address: where the server answers; all targets share it, and are told apart by their path.
+        processes: those that live.
+    """
+    return [
+        {
+            "targets": [address],
+            "labels": {"__metrics_path__": PROCESS_PREFIX + process, "instance": process},
+        }
+        for process in processes
+    ]
 
 
 def model_metadata(model: ServedModel, signature: Signature) -> Document:

@@ -15,12 +15,15 @@ _GET_ROUTES = {
     "/v2/health/live": "live",
     "/v2/health/ready": "ready",
     "/metrics": "metrics",
+    "/metrics/processes": "metrics_targets",
     "/openapi.json": "openapi",
     "/-/healthz": "healthz",
     "/-/routes": "serve_routes",
 }
 #: Where the console's files lie; the page itself is `/`, for browsers.
 CONSOLE_PREFIX = "/console/"
+#: One process's figures.
+PROCESS_PREFIX = "/metrics/processes/"
 _POST_ROUTES = {"/v2/repository/index": "repository_index"}
 _MODEL_ROUTES = {
     "": ("GET", "model_metadata"),
@@ -46,6 +49,8 @@ class Route:
     tier: str = ""
     #: Of the console.
     file: str = ""
+    #: Of those whose figures the hub merges.
+    process: str = ""
 
 
 _MODELS_PREFIX = "/v2/models/"
@@ -67,9 +72,11 @@ def find_route(method: str, path: str) -> Route:
     if len(path) > 1 and path.endswith("/"):
         path = path[:-1]
     name, allowed = _GET_ROUTES.get(path), "GET"
-    model = tier = file = ""
+    model = tier = file = process = ""
     if name is None and path.startswith(CONSOLE_PREFIX):
         name, file = "console", path.removeprefix(CONSOLE_PREFIX)
+    if name is None and path.startswith(PROCESS_PREFIX):
+        name, process = "process_metrics", path.removeprefix(PROCESS_PREFIX)
     if name is None:
         name, allowed = _POST_ROUTES.get(path), "POST"
     if name is None and path.startswith(_MODELS_PREFIX):
@@ -80,7 +87,7 @@ def find_route(method: str, path: str) -> Route:
         method = "GET"  # The HTTP server leaves the body out.
     if method != allowed:
         raise MethodNotAllowed(f"this route takes {allowed}", allowed)
-    return Route(name, model, tier, file)
+    return Route(name, model, tier, file, process)
 
 
 def _model_route(tail: str) -> tuple[str, str, str | None, str]:

@@ -70,6 +70,12 @@ class HubClient(Protocol):
     async def families(self) -> list[Family]:
         """The merged families."""
 
+    async def processes(self) -> list[str]:
+        """Live processes with a page of their own."""
+
+    async def process_page(self, process: str, openmetrics: bool) -> bytes | None:
+        """One process's page; None where it does not live."""
+
     async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
         """Trip or reset a tier by hand."""
 
@@ -94,6 +100,7 @@ class Service:
         self._metrics = metrics
         self._authenticator = authenticator
         self._hub = hub
+        self._address = f"{server.host}:{server.port}"
         self._inference = Inference(server, models, metrics)
         self._log = RequestLog()
         self._infer_routes = {("POST", infer_path(name)): Route("infer", name) for name in models}
@@ -107,6 +114,8 @@ class Service:
             "live": lambda *_: _json({"live": True}),
             "ready": lambda request, _: self._ready(models, request.headers),
             "metrics": self._metrics_page,
+            "metrics_targets": self._metrics_targets,
+            "process_metrics": self._process_metrics,
             "openapi": lambda *_: _json(self._openapi()),
             "healthz": lambda *_: Response(200, [("content-type", "text/plain")], b"success"),
             "serve_routes": lambda *_: _json({"/": "halftone"}),
@@ -293,16 +302,34 @@ class Service:
             raise NotReady("the process that merges the metrics does not answer") from error
 
     async def _metrics_page(self, request: Request, _route: Route) -> Response:
-        openmetrics = "application/openmetrics-text" in (request.headers.get("accept") or "")
-        page = await self._from_hub(self._hub.page(openmetrics))
-        content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else PLAIN_CONTENT_TYPE
-        return Response(200, [("content-type", content_type)], page)
+        openmetrics = _wants_openmetrics(request)
+        return _page(await self._from_hub(self._hub.page(openmetrics)), openmetrics)
+
+    async def _process_metrics(self, request: Request, route: Route) -> Response:
+        openmetrics = _wants_openmetrics(request)
+        page = await self._from_hub(self._hub.process_page(route.process, openmetrics))
+        if page is None:
+            raise UnknownRoute("no such process lives; /metrics/processes lists them")
+        return _page(page, openmetrics)
+
+    async def _metrics_targets(self, request: Request, _route: Route) -> Response:
+        address = request.headers.get("host") or self._address
+        return _json(descriptions.metrics_targets(address, await self._from_hub(self._hub.processes())))
 
     def _openapi(self) -> dict[str, Any]:
         signatures = {
             name: model.signature for name, model in self._models.items() if model.signature is not None
         }
         return openapi_document(signatures, __version__)
+
+
+def _wants_openmetrics(request: Request) -> bool:
+    return "application/openmetrics-text" in (request.headers.get("accept") or "")
+
+
+def _page(page: bytes, openmetrics: bool) -> Response:
+    content_type = OPENMETRICS_CONTENT_TYPE if openmetrics else PLAIN_CONTENT_TYPE
+    return Response(200, [("content-type", content_type)], page)
 
 
 def _log_fields(context: RequestContext, status: int, code: str | None = None) -> dict[str, object]:

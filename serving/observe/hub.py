@@ -159,6 +159,18 @@ class Hub:
         merger.add(self._own, alive=True)
         return merger.families()
 
+    def processes(self) -> list[str]:
+        """Live processes, the hub's own among them."""
+        return [name for name in self._processes if self.is_alive(name)] + [self.name]
+
+    def render_process(self, process: str, openmetrics: bool = False) -> bytes | None:
+        """One live process's own page; None where there is no such process."""
+        if process == self.name:
+            return self._writer.write(self._own, openmetrics=openmetrics)
+        if not self.is_alive(process):
+            return None
+        return self._writer.write(self._processes[process].snapshot, openmetrics=openmetrics)
+
     def render(self, openmetrics: bool = False) -> bytes:
         """The page, in Prometheus text format or in OpenMetrics."""
         return self._writer.write(self.merged(), openmetrics=openmetrics)

@@ -98,7 +98,31 @@ def _server_paths() -> _Json:
             )
         },
         "/metrics": {
-            "get": _operation("metrics", "Prometheus metrics.", {"type": "string"}, media="text/plain")
+            "get": _operation(
+                "metrics",
+                "Prometheus metrics of all processes.",
+                {"type": "string"},
+                media="text/plain",
+                failures=[errors.NotReady],
+            )
+        },
+        "/metrics/processes": {
+            "get": _operation(
+                "metricsTargets",
+                "Every process, for Prometheus' HTTP service discovery.",
+                {"type": "array", "items": _object()},
+                failures=[errors.NotReady],
+            )
+        },
+        "/metrics/processes/{process}": {
+            "parameters": [{"name": "process", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "get": _operation(
+                "processMetrics",
+                "Prometheus metrics of one process.",
+                {"type": "string"},
+                media="text/plain",
+                failures=[errors.UnknownRoute, errors.NotReady],
+            ),
         },
         "/openapi.json": {"get": _operation("openapi", "This document.", _object())},
     }

@@ -63,6 +63,8 @@ class RemoteHub:
         self._push = hub.options(method_name="push")
         self._render = hub.options(method_name="push_and_render")
         self._merge = hub.options(method_name="push_and_merge")
+        self._list = hub.options(method_name="push_and_list")
+        self._render_process = hub.options(method_name="push_and_render_process")
         self._set_tier = hub.options(method_name="set_tier")
         self._memory = HubMemory(hub)
         self._is_last = False
@@ -114,6 +116,16 @@ class RemoteHub:
         """The merged families."""
         families: list[Family] | None = await self._tell(self._merge)
         return _settled(families)
+
+    async def processes(self) -> list[str]:
+        """Live processes with a page of their own."""
+        processes: list[str] = await self._tell(self._list)
+        return processes
+
+    async def process_page(self, process: str, openmetrics: bool) -> bytes | None:
+        """One process's page; None where it does not live."""
+        page: bytes | None = await self._tell(self._render_process, process, openmetrics)
+        return page
 
     async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
         """Trip or reset a tier by hand."""

@@ -125,6 +125,16 @@ class HubReplica:
         await self.push(beat)
         return self._hub.merged() if self._hub.is_settled else None
 
+    async def push_and_list(self, beat: Beat) -> list[str]:
+        """Take a gateway's figures and return the processes that have a page of their own."""
+        await self.push(beat)
+        return self._hub.processes()
+
+    async def push_and_render_process(self, beat: Beat, process: str, openmetrics: bool) -> bytes | None:
+        """Take a gateway's figures and return one process's page; None where it does not live."""
+        await self.push(beat)
+        return self._hub.render_process(process, openmetrics)
+
     def _push_own(self) -> None:
         own = (self._precision.registry, self._replicas.registry)
         self._hub.push_own(tuple(family for registry in own for family in take_snapshot(registry)))

@@ -213,6 +213,16 @@ class Gateway:
         self.hub.push("test", take_snapshot(self.metrics.registry))
         return self.hub.merged()
 
+    async def processes(self) -> list[str]:
+        """This one, and the hub."""
+        self.hub.push("test", take_snapshot(self.metrics.registry))
+        return self.hub.processes()
+
+    async def process_page(self, process: str, openmetrics: bool) -> bytes | None:
+        """Its own figures."""
+        self.hub.push("test", take_snapshot(self.metrics.registry))
+        return self.hub.render_process(process, openmetrics)
+
     async def set_tier(self, model: str, tier: str, action: str, reason: str) -> None:
         """Trip or reset a tier by hand."""
         self.set_by_hand.append((model, tier, action, reason))

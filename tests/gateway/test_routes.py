@@ -15,6 +15,7 @@ ROUTES = [
     ("GET", "/v2/health/live", "live", ""),
     ("GET", "/v2/health/ready", "ready", ""),
     ("GET", "/metrics", "metrics", ""),
+    ("GET", "/metrics/processes", "metrics_targets", ""),
     ("GET", "/openapi.json", "openapi", ""),
     ("GET", "/-/healthz", "healthz", ""),
     ("GET", "/-/routes", "serve_routes", ""),

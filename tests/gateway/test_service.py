@@ -739,6 +739,31 @@ def test_the_metrics_page_comes_in_two_formats(gateway: Any, run_virtually: Run)
     run_virtually(scenario)
 
 
+def test_every_process_has_a_page_of_its_own(gateway: Any, run_virtually: Run) -> None:
+    """Prometheus finds them in a list, and asks where it was told of it."""
+
+    async def scenario() -> None:
+        await gateway.infer()
+        where = ("Host", "halftone.example:8000")
+        listed = await gateway.call("GET", "/metrics/processes", headers=[where])
+        assert dict(listed.headers)["content-type"] == "application/json"
+        targets = json.loads(listed.body)
+        assert [target["labels"]["instance"] for target in targets] == ["test", "hub"]
+        assert {target for each in targets for target in each["targets"]} == {"halftone.example:8000"}
+        path = targets[0]["labels"]["__metrics_path__"]
+        page = (await gateway.call("GET", path)).body
+        together = (await gateway.call("GET", "/metrics")).body
+        assert sorted(page.splitlines()) == sorted(together.splitlines())
+        accept = ("Accept", "application/openmetrics-text; version=1.0.0")
+        assert (await gateway.call("GET", path, headers=[accept])).body.endswith(b"# EOF\n")
+        assert json.loads((await gateway.call("GET", "/metrics/processes")).body)[0]["targets"] == [
+            "127.0.0.1:8000"
+        ]
+        refused(await gateway.call("GET", "/metrics/processes/gone"), 404, "unknown_route")
+
+    run_virtually(scenario)
+
+
 def test_metrics_that_cannot_be_had_are_503(gateway: Any, run_virtually: Run) -> None:
     """The hub is another process, and comes back."""
 

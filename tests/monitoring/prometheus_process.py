@@ -21,6 +21,14 @@ rule_files: [{rules}, {alerts}]
 scrape_configs:
   - job_name: halftone
     static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+  # Under names of their own: rules sum over whatever is called halftone_*.
+  - job_name: halftone_processes
+    http_sd_configs: [{{url: "http://127.0.0.1:{port}/metrics/processes", refresh_interval: 1s}}]
+    metric_relabel_configs:
+      - source_labels: [__name__]
+        regex: "halftone_(.*)"
+        target_label: __name__
+        replacement: "by_process_$1"
 """
 TIMEOUT_S = 90.0
 

@@ -104,6 +104,16 @@ def test_the_page_is_what_promtool_calls_well_made(server: ServerProcess, promto
     assert (done.returncode, done.stdout + done.stderr) == (0, b"")
 
 
+def test_every_process_can_be_scraped_by_itself(server: ServerProcess, scraped: PrometheusProcess) -> None:
+    """Two gateways and the hub, found by Prometheus; their figures add up to the one page's."""
+    ask(server, "echo", "fp32", 5)
+    wait_for(lambda: scraped.value('count(up{job="halftone_processes"} == 1)') == 3, "three processes")
+    own = 'sum(by_process_requests_total{model="echo",code="200"})'
+    wait_for(lambda: scraped.value(own) == answered(server), "the same sum")
+    assert scraped.value("count(count by (instance) (by_process_requests_total))") == 2
+    assert scraped.value("count(by_process_replicas{state='serving'})") is not None
+
+
 def test_rules_evaluate_and_agree_with_the_page(server: ServerProcess, scraped: PrometheusProcess) -> None:
     """Recorded quantiles and shares are those of the page's own figures."""
     wait_for(lambda: scraped.value('halftone_requests_total{model="echo",tier="fp16"}') is not None, "series")

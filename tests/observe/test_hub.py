@@ -52,6 +52,29 @@ class Clock:
         return self.now_s
 
 
+def test_a_process_has_its_own_page_while_it_lives() -> None:
+    """And the hub has one; the dead do not, though their totals count."""
+    hub, clock = make_hub()
+    one, other = Process("one"), Process("other")
+    hub.push_own(take_snapshot(Process("hub").registry))
+    for process, amount in ((one, 2), (other, 3)):
+        process.work("fp16", amount)
+        hub.push(process.name, take_snapshot(process.registry))
+    assert hub.processes() == ["one", "other", "hub"]
+    page = hub.render_process("other")
+    assert page is not None
+    assert b'done_total{tier="fp16"} 3.0' in page
+    own = hub.render_process("hub", openmetrics=True)
+    assert own is not None
+    assert b"done_total{" not in own
+    assert hub.render_process("nobody") is None
+    clock.now_s += STALE_AFTER_S + 1
+    hub.push("one", take_snapshot(one.registry))
+    assert hub.processes() == ["one", "hub"]
+    assert hub.render_process("other") is None
+    assert b'done_total{tier="fp16"} 5.0' in hub.render()
+
+
 def make_hub() -> tuple[Hub, Clock]:
     """A hub and its clock."""
     clock = Clock()

@@ -46,6 +46,8 @@ def test_every_route_is_there() -> None:
         ("/v2/models/{model}/infer", "post"),
         ("/v2/repository/index", "post"),
         ("/metrics", "get"),
+        ("/metrics/processes", "get"),
+        ("/metrics/processes/{process}", "get"),
         ("/openapi.json", "get"),
     }
 
