@@ -4,74 +4,90 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from serving.runtime import ray_watch
+
+#: A process of its own: what `ray_watched` ends is the process that it runs in, and all below it.
+PROGRAM = """
+import subprocess, sys
+from pathlib import Path
 from serving.runtime.ray_watch import ray_watched
 
+def sleeper():
+    return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
-class Node:
-    """Ray's node, with one real process."""
+class Node:  # Ray's node, with one real process.
+    raylet = sleeper()
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        self.killed: list[dict[str, bool]] = []
+    def dead_processes(self):
+        return [] if self.raylet.poll() is None else [("raylet", self.raylet)]
 
-    def dead_processes(self) -> list[tuple[str, Any]]:
-        return [] if self.process.poll() is None else [("raylet", self.process)]
+    def kill_all_processes(self, **how):
+        print("killed", how, flush=True)
 
-    def kill_all_processes(self, **how: bool) -> None:
-        self.killed.append(how)
+node, worker = Node(), sleeper()
+with ray_watched(node, Path(sys.argv[1])):
+    print(node.raylet.pid, worker.pid, flush=True)
+    sys.stdin.readline()
+print("over", flush=True)
+node.raylet.kill()
+node.raylet.wait()
+worker.kill()
+sys.stdin.readline()
+"""
 
 
 @pytest.fixture
-def ended(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Set when the process would have ended; its statuses."""
-    monkeypatch.setattr(ray_watch, "INTERVAL_S", 0.01)
-    event = threading.Event()
-    event.statuses = []  # type: ignore[attr-defined]
-
-    def end(status: int) -> None:
-        event.statuses.append(status)  # type: ignore[attr-defined]
-        event.set()
-
-    monkeypatch.setattr(ray_watch.os, "_exit", end)
-    return event
+def watched(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that is watched, and its folder `run`."""
+    (tmp_path / "run").mkdir()
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        yield process
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_without_one_of_ray_s_processes_the_server_ends(
-    ended: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    watched: subprocess.Popen[str], tmp_path: Path
 ) -> None:
-    """With status 1; what is left of Ray is killed, and the folder is gone."""
-    node = Node()
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with ray_watched(node, folder):
-        assert not ended.wait(0.1)
-        node.process.kill()
-        assert ended.wait(30)
-    assert ended.statuses == [1]
-    assert node.killed
-    assert not folder.exists()
-    said = capsys.readouterr().err
+    """With status 1 and a sentence; what is below it is killed, and the folder is gone."""
+    assert watched.stdout
+    assert watched.stderr
+    raylet, worker = map(int, watched.stdout.readline().split())
+    os.kill(raylet, signal.SIGKILL)
+    assert watched.wait(30) == 1
+    said = watched.stderr.read()
     assert said.startswith("halftone: a process of Ray has ended: raylet (exit status -9); the server cannot")
+    assert watched.stdout.read().startswith("killed ")
+    assert not (tmp_path / "run").exists()
+    deadline_s = time.monotonic() + 30
+    while Path(f"/proc/{worker}").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline_s
 
 
-def test_an_orderly_shutdown_is_none(ended: Any, tmp_path: Path) -> None:
+def test_an_orderly_shutdown_is_none(watched: subprocess.Popen[str], tmp_path: Path) -> None:
     """The watch is over before Ray is stopped."""
-    node = Node()
-    with ray_watched(node, tmp_path):
-        pass
-    node.process.kill()
-    node.process.wait()
-    assert not ended.wait(0.1)
-    assert node.killed == []
-    assert tmp_path.is_dir()
+    assert watched.stdin
+    assert watched.stdout
+    watched.stdout.readline()
+    watched.stdin.write("stop\n")
+    watched.stdin.flush()
+    assert watched.stdout.readline() == "over\n"
+    with pytest.raises(subprocess.TimeoutExpired):
+        watched.wait(3 * ray_watch.INTERVAL_S)
+    watched.stdin.close()
+    assert watched.wait(30) == 0
+    assert (tmp_path / "run").is_dir()
 
 
 def test_processes_below_are_found() -> None:
