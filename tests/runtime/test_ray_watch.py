@@ -62,17 +62,13 @@ def test_without_one_of_ray_s_processes_the_server_ends(
 ) -> None:
     """With status 1 and a sentence; what is below it is killed, and the folder is gone."""
     assert watched.stdout
-    assert watched.stderr
-    raylet, worker = map(int, watched.stdout.readline().split())
+    raylet, _worker = map(int, watched.stdout.readline().split())
     os.kill(raylet, signal.SIGKILL)
-    assert watched.wait(30) == 1
-    said = watched.stderr.read()
+    out, said = watched.communicate(timeout=30)  # Those below hold both pipes open as long as they live.
+    assert watched.returncode == 1
     assert said.startswith("halftone: a process of Ray has ended: raylet (exit status -9); the server cannot")
-    assert watched.stdout.read().startswith("killed ")
+    assert out.startswith("killed ")
     assert not (tmp_path / "run").exists()
-    deadline_s = time.monotonic() + 30
-    while Path(f"/proc/{worker}").exists() and Path(f"/proc/{worker}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline_s
 
 
 def test_an_orderly_shutdown_is_none(watched: subprocess.Popen[str], tmp_path: Path) -> None:
