@@ -229,6 +229,8 @@ class TierLost(RequestError):
     """The replica that ran the batch died, and so did the retry."""
 
     status, code = 503, "tier_lost"
+    #: Calls with the batch that were lost with their replica: the batch may be why.
+    calls_lost: int = 0
     #: Replicas that are known to have ended while they had the batch.
     replicas_lost: int = 0
     headers = (("retry-after", "1"),)

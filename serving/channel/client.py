@@ -152,6 +152,7 @@ class ChannelTierClient:
         except TierLost as error:
             # A Serve call may find only that the replica is gone already: that proves nothing
             # against the batch, other than a connection that broke while it was there.
+            error.calls_lost += replicas_lost
             error.replicas_lost = replicas_lost
             raise
 

@@ -353,7 +353,7 @@ class Coalescer:
             await self._compute(waiting[: len(waiting) // 2])
             await self._compute(waiting[len(waiting) // 2 :])
         except TierLost as error:
-            if error.replicas_lost == 0:
+            if error.calls_lost == 0:
                 fail(slices, error)
                 return
             await self._compute_alone(slices, error.replicas_lost)

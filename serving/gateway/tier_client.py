@@ -107,5 +107,6 @@ def lost_with_replicas(tier: str, attempts: int, replicas_lost: int) -> TierLost
     """The error of a batch that was tried `attempts` times in vain."""
     times = {1: "once", 2: "twice"}.get(attempts, f"{attempts} times")
     error = TierLost(f"tier {tier} lost its replica {times}")
+    error.calls_lost = attempts
     error.replicas_lost = replicas_lost
     return error

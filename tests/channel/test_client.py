@@ -461,9 +461,12 @@ def test_replicas_that_ended_with_the_batch_are_counted(client_of: Any, fallback
         with pytest.raises(TierLost) as first:
             await held
         assert first.value.replicas_lost == 1
+        assert first.value.calls_lost == 2
+        fallback.error = lost_with_replicas("m/fp32", 1, 0)
         with pytest.raises(TierLost) as second:
             await client.run(batch())
         assert second.value.replicas_lost == 0
+        assert second.value.calls_lost == 1
 
     play(scenario)
 
@@ -486,7 +489,7 @@ def test_a_suspect_goes_to_one_replica_directly_or_nowhere(client_of: Any, fallb
         await until(lambda: client.connected == 0)
         with pytest.raises(TierLost, match="no replica") as found:
             await client.run(batch(), is_suspect=True)
-        assert found.value.replicas_lost == 0
+        assert found.value.replicas_lost == found.value.calls_lost == 0
 
     play(scenario)
     assert fallback.attempts == []

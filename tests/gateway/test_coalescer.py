@@ -865,8 +865,10 @@ def test_a_batch_that_nobody_waits_for_is_called_off(leaves: str, run_virtually:
 class DeadlyTier:
     """Ends a replica for each attempt at a batch with a deadly row; healed after a while."""
 
-    def __init__(self, deadly: set[int], heals_s: float = 0.0) -> None:
+    def __init__(self, deadly: set[int], heals_s: float = 0.0, *, is_direct: bool = True) -> None:
         self.deadly, self.heals_s = deadly, heals_s
+        #: Whether a lost call shows that its replica ended with the batch.
+        self.is_direct = is_direct
         self.ended = 0
         self.healed_s = 0.0
         self.alone: list[int] = []
@@ -887,7 +889,8 @@ class DeadlyTier:
             self.ended += attempts
             self.healed_s = now_s + self.heals_s
             error = TierLost("gone")
-            error.replicas_lost = attempts
+            error.calls_lost = attempts
+            error.replicas_lost = attempts if is_suspect or self.is_direct else 0
             raise error
         return doubled(batch)
 
@@ -935,6 +938,26 @@ def test_a_row_alone_in_its_batch_ends_no_third_replica(run_virtually: Run) -> N
         assert isinstance(await error_of(bench.infer(bench.tensors(1))), Quarantined)
         assert bench.tier.ended == 2
         assert bench.tier.alone == []
+
+    run_virtually(scenario)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_deadly_row_is_found_where_only_calls_were_lost(rows: int, run_virtually: Run) -> None:
+    """As over a Serve handle, which does not tell whether a replica ended with the batch, or before."""
+
+    async def scenario() -> None:
+        bench = Bench(DeadlyTier(set(), heals_s=0.5, is_direct=False), max_rows=8)
+        tensors = [bench.tensors(rows) for _ in range(3)]
+        bench.tier.deadly = {int(tensors[1]["x"][0, 0])}
+        deadline_s = asyncio.get_running_loop().time() + 30
+        ends = await asyncio.gather(
+            *(bench.infer(each, deadline_s) for each in tensors), return_exceptions=True
+        )
+        assert isinstance(ends.pop(1), Quarantined)
+        for each, end in zip((tensors[0], tensors[2]), ends, strict=True):
+            np.testing.assert_array_equal(end, each["x"] * 2)
+        bench.assert_empty()
 
     run_virtually(scenario)
 
