@@ -9,6 +9,7 @@ from pathlib import Path
 from serving.errors import ConfigError, Unauthorized
 
 MIN_TOKEN_LENGTH = 16
+MAX_TOKENS_BYTES = 1 << 20
 
 
 class Authenticator:
@@ -16,28 +17,40 @@ class Authenticator:
 
     def __init__(self, tokens: dict[str, str] | None = None) -> None:
         """`tokens`: name -> token; None when the server asks for none."""
-        self._digests = None if tokens is None else [_digest(token) for token in tokens.values()]
+        self._digests = None if tokens is None else _digests(tokens)
 
-    def check(self, authorization: list[str]) -> None:
-        """Check a request's `Authorization` headers.
+    def replace(self, tokens: dict[str, str]) -> None:
+        """From now on these are the tokens: name -> token."""
+        self._digests = _digests(tokens)
+
+    def check(self, authorization: list[str]) -> str | None:
+        """The name of the token in a request's `Authorization` headers; None where none is asked for.
 
         Raises:
             Unauthorized: no header, several, another scheme, or an unknown token.
         """
-        if self._digests is not None and not self.accepts(authorization):
+        if self._digests is None:
+            return None
+        caller = self._caller(authorization, self._digests)
+        if caller is None:
             raise Unauthorized("a valid bearer token is needed")
+        return caller
 
     def accepts(self, authorization: list[str]) -> bool:
-        """Whether these `Authorization` headers are those of a known caller.
+        """Whether these `Authorization` headers are those of a known caller."""
+        return self._digests is None or self._caller(authorization, self._digests) is not None
 
-        Every known token is compared, in constant time, so that timing tells nothing.
-        """
-        if self._digests is None:
-            return True
+    @staticmethod
+    def _caller(authorization: list[str], known: dict[str, bytes]) -> str | None:
+        """Every known token is compared, in constant time, so that timing tells nothing."""
         scheme, _, token = authorization[0].partition(" ") if len(authorization) == 1 else ("", "", "")
         digest = _digest(token.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        matches = [name for name, own in known.items() if hmac.compare_digest(digest, own)]
+        return matches[0] if matches and scheme.lower() == "bearer" else None
+
+
+def _digests(tokens: dict[str, str]) -> dict[str, bytes]:
+    return {name: _digest(token) for name, token in tokens.items()}
 
 
 def _digest(token: str) -> bytes:
@@ -49,13 +62,19 @@ def load_tokens(path: Path) -> dict[str, str]:
     """Read a tokens file: a line each, `name token`; empty lines and `#` comments are skipped.
 
     Raises:
-        ConfigError: it cannot be read, a line is malformed, a token is short, or a name is
-            given twice. The message never holds a token.
+        ConfigError: it cannot be read, is larger than `MAX_TOKENS_BYTES`, a line is malformed, a
+            token is short, or a name or a token is given twice. The message never holds a token.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        with path.open("rb") as file:
+            content = file.read(MAX_TOKENS_BYTES + 1)
+        lines = content.decode("utf-8").splitlines()
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the path.
-        raise ConfigError(f"cannot read {path}: {error}", "server.tokens_file") from error
+        # Not the error's own words: those of a decoder quote what they could not decode.
+        reason = (error.strerror if isinstance(error, OSError) else None) or "not UTF-8, or no path"
+        raise ConfigError(f"cannot read {path}: {reason}", "server.tokens_file") from error
+    if len(content) > MAX_TOKENS_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_TOKENS_BYTES} bytes", "server.tokens_file")
     tokens: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         words = line.split()
@@ -71,6 +90,8 @@ def load_tokens(path: Path) -> dict[str, str]:
             )
         if name in tokens:
             raise ConfigError(f"{where}: the name {name!r} stands twice", "server.tokens_file")
+        if token in tokens.values():
+            raise ConfigError(f"{where}: another name has the same token", "server.tokens_file")
         tokens[name] = token
     if not tokens:
         raise ConfigError(f"{path} holds no token", "server.tokens_file")

@@ -54,6 +54,8 @@ class RequestContext:
 
     request_id: str
     started_s: float
+    #: The name of the token that it came with, where the server asks for one.
+    caller: str | None = None
     model: str = OTHER
     lane: Lane | None = None
     #: Why this tier: `tier`, `class=NAME`, `escalated=CAUSE` and so on; empty until it is decided.

@@ -160,7 +160,7 @@ class Service:
         try:
             route = self._route_of(request)
             if route.name not in OPEN_ROUTES:
-                self._authenticator.check(request.headers.get_all("authorization"))
+                context.caller = self._authenticator.check(request.headers.get_all("authorization"))
             if route.name == "infer":
                 response = await self._infer(request, route.model, context)
                 if context.is_sampled:
@@ -336,6 +336,7 @@ def _log_fields(context: RequestContext, status: int, code: str | None = None) -
     """What a request's line says."""
     return {
         "request_id": context.request_id,
+        "caller": context.caller,
         "model": context.model,
         "tier": context.lane.tier if context.lane else NO_TIER,
         "reason": context.reason or None,

@@ -21,12 +21,13 @@ from serving.channel.endpoint import Endpoint
 from serving.config import Config, ServerConfig
 from serving.divergence.standing import Standing
 from serving.errors import NotReady
-from serving.gateway.auth import Authenticator, load_tokens
+from serving.gateway.auth import Authenticator
 from serving.gateway.figures import Outbox
 from serving.gateway.model import Lane, ServedModel
 from serving.gateway.precision import ModelPrecision
 from serving.gateway.precision_record import ModelFigures
 from serving.gateway.service import Service
+from serving.gateway.token_watch import TokenWatch
 from serving.gateway.watch import watch_lane
 from serving.observe.logs import configure_logging
 from serving.observe.metrics import GatewayMetrics
@@ -205,9 +206,10 @@ class GatewayReplica:
             )
             for model in config.models
         }
-        tokens = load_tokens(server.tokens_file) if server.tokens_file else None
+        tokens = TokenWatch(server.tokens_file) if server.tokens_file else None
+        authenticator = tokens.authenticator if tokens else Authenticator(None)
         self._hub = RemoteHub(hub, metrics.registry, lambda: self._service)
-        self._service = Service(server, models, metrics, Authenticator(tokens), self._hub)
+        self._service = Service(server, models, metrics, authenticator, self._hub)
         app = RsgiApp(
             self._service.handle,
             refuse=self._service.refuse,
@@ -220,6 +222,8 @@ class GatewayReplica:
         self._http = EmbeddedServer(app, server.host, server.port)
         lanes = [(model, lane) for model in models.values() for lane in model.lanes.values()]
         self._tasks = [asyncio.create_task(self._beat())]
+        if tokens is not None:
+            self._tasks.append(asyncio.create_task(tokens.run()))
         self._tasks += [asyncio.create_task(watch_lane(model, lane, metrics)) for model, lane in lanes]
         if is_successor:
             await _until_ready([lane for _, lane in lanes])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import ConfigError, Unauthorized
-from serving.gateway.auth import MIN_TOKEN_LENGTH, Authenticator, load_tokens
+from serving.gateway.auth import MAX_TOKENS_BYTES, MIN_TOKEN_LENGTH, Authenticator, load_tokens
 
 TOKEN = "0123456789abcdef"  # noqa: S105  A test's.
 OTHER = "fedcba9876543210"
@@ -15,16 +15,25 @@ OTHER = "fedcba9876543210"
 
 def test_without_tokens_everybody_may_call() -> None:
     """On loopback, or where the operator said so."""
-    Authenticator(None).check([])
-    Authenticator(None).check(["Bearer whatever"])
+    assert Authenticator(None).check([]) is None
+    assert Authenticator(None).check(["Bearer whatever"]) is None
 
 
 @pytest.mark.parametrize(
     "header", [f"Bearer {TOKEN}", f"bearer {TOKEN}", f"BEARER  {TOKEN} ", f"Bearer {OTHER}"]
 )
 def test_a_known_token_gets_in(header: str) -> None:
-    """Any of them; the scheme's case does not count."""
-    Authenticator({"alice": TOKEN, "bob": OTHER}).check([header])
+    """Any of them, by its name; the scheme's case does not count."""
+    caller = Authenticator({"alice": TOKEN, "bob": OTHER}).check([header])
+    assert caller == ("bob" if OTHER in header else "alice")
+
+
+def test_replaced_tokens_count_at_once() -> None:
+    """A new one gets in, one that is left out does not."""
+    authenticator = Authenticator({"alice": TOKEN})
+    authenticator.replace({"bob": OTHER})
+    assert authenticator.check([f"Bearer {OTHER}"]) == "bob"
+    assert not authenticator.accepts([f"Bearer {TOKEN}"])
 
 
 @pytest.mark.parametrize(
@@ -89,6 +98,8 @@ def test_a_tokens_file(tmp_path: Path) -> None:
         (f"alice {TOKEN} now\n", "line 1: a line is"),
         ("alice secret-but-short\n"[:20] + "\n", "at least 16"),
         (f"alice {TOKEN}\nalice {OTHER}\n", "line 2: the name 'alice' stands twice"),
+        (f"alice {TOKEN}\nbob {TOKEN}\n", "line 2: another name has the same token"),
+        (f"alice {TOKEN}\n" + "#" * MAX_TOKENS_BYTES, "is larger than"),
         ("", "holds no token"),
         ("# nobody\n", "holds no token"),
     ],
@@ -125,5 +136,6 @@ def test_a_tokens_file_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     """The same."""
     file = tmp_path / "tokens"
     file.write_bytes(b"caf\xe9 0123456789abcdef")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="cannot read") as caught:
         load_tokens(file)
+    assert "xe9" not in str(caught.value)

@@ -100,3 +100,22 @@ def test_a_hostile_id_stands_beside_none(gateway: Any, run_virtually: Run, hosti
     run_virtually(scenario)
     families = {family.name: family for family in take_snapshot(gateway.metrics.registry)}
     assert families["halftone_request_duration_seconds"].exemplars == {}
+
+
+def test_a_line_names_the_caller_and_not_the_token(
+    make_gateway: Any, run_virtually: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the name that stands beside the token; a refused caller has none."""
+    token = "0123456789abcdef"  # noqa: S105  A test's.
+
+    async def scenario() -> None:
+        gateway = make_gateway(tokens={"alice": token})
+        assert (await gateway.infer(("Authorization", f"Bearer {token}"))).status == 200
+        assert (await gateway.infer(("Authorization", f"Bearer {token}x"))).status == 401
+
+    with caplog.at_level(logging.INFO, "halftone.request"):
+        run_virtually(scenario)
+    answered, refused = lines(caplog)
+    assert answered["caller"] == "alice"
+    assert "caller" not in refused
+    assert token not in str([answered, refused])

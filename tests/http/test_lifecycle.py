@@ -11,6 +11,7 @@ import client
 import numpy as np
 import pytest
 import torch
+from load import wait_until
 from mypackage.module import Classifier
 from safetensors.torch import save_file
 from server_process import Start, alive, descendants
@@ -145,16 +146,29 @@ def test_missing_resources_are_refused_at_start(start: Start) -> None:
 
 
 def test_tokens_are_asked_for(start: Start, tmp_path: Path) -> None:
-    """With a tokens file, everything but health needs one of its tokens."""
-    (tmp_path / "tokens").write_text("# name token\nalice 0123456789abcdef0123\nbob zyxwvutsrqponmlkjihg\n")
-    server = start(f"server: {{tokens_file: {tmp_path / 'tokens'}}}" + SLOW_CONFIG.partition("}")[2])
+    """With a tokens file, everything but health needs one of its tokens; a changed file counts at once."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# name token\nalice 0123456789abcdef0123\nbob zyxwvutsrqponmlkjihg\n")
+    server = start(f"server: {{tokens_file: {tokens}, log: json}}" + SLOW_CONFIG.partition("}")[2])
     server.wait_for_output("Try:")
     assert "0123456789abcdef0123" not in server.output
     assert server.call("GET", "/v2/health/ready").status == 200
     refused = server.call("GET", "/metrics")
     assert (refused.status, refused.json()["code"]) == (401, "unauthorized")
     assert server.call("GET", "/metrics", authorization="Bearer 0123456789abcdef012").status == 401
-    assert server.call("GET", "/metrics", authorization="Bearer zyxwvutsrqponmlkjihg").status == 200
+    bob, carol = "Bearer zyxwvutsrqponmlkjihg", "Bearer carol-has-a-new-token"
+    assert server.call("GET", "/metrics", authorization=bob).status == 200
+    body = client.infer_body("x", np.ones((1, 2)))
+    assert server.call("POST", SLOW, body, authorization=bob).status == 200
+    server.wait_for_output('"caller": "bob"')
+    tokens.write_text("carol carol-has-a-new-token\n")
+    wait_until(lambda: server.call("GET", "/metrics", authorization=carol).status == 200, 10)
+    assert server.call("GET", "/metrics", authorization=bob).status == 401
+    tokens.write_text("carol\n")
+    server.wait_for_output("line 1: a line is `name token`")
+    assert server.call("GET", "/metrics", authorization=carol).status == 200
+    assert "zyxwvutsrqponmlkjihg" not in server.output
+    assert "carol-has-a-new-token" not in server.output
     assert server.interrupt() == 0
 
 
