@@ -95,6 +95,9 @@ def _parser() -> argparse.ArgumentParser:
     tier.add_argument("tier", metavar="TIER")
     tier.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
     tier.add_argument("--tokens-file", type=Path, help="the server's; its first token is sent")
+    tier.add_argument(
+        "--ca-file", type=Path, help="PEM: trusted with an https URL, instead of the system's authorities"
+    )
     tier.add_argument("--reason", help="for logs, and for other operators")
     tier.set_defaults(run=_tier)
     replay = _command(
@@ -159,19 +162,26 @@ def _served_config(options: argparse.Namespace) -> Config:
             raise ConfigError("--port is between 1 and 65535")
         server = config.server.model_copy(update={"port": options.port})
         config = config.model_copy(update={"server": server})
-    if config.server.tokens_file:
+    _check_secrets(config)
+    return config
+
+
+def _check_secrets(config: Config) -> None:
+    """Raise ConfigError where the server's tokens, certificate or key are not what they should be."""
+    server = config.server
+    if server.tokens_file:
         from serving.gateway.auth import load_tokens  # noqa: PLC0415
 
-        load_tokens(config.server.tokens_file)
-    return config
+        load_tokens(server.tokens_file)
+    if server.tls_certificate and server.tls_key:
+        from serving.protocol.tls import check_certificate  # noqa: PLC0415
+
+        check_certificate(server.tls_certificate, server.tls_key)
 
 
 def _check(options: argparse.Namespace) -> int:
     config = _load(options)
-    if config.server.tokens_file:
-        from serving.gateway.auth import load_tokens  # noqa: PLC0415
-
-        load_tokens(config.server.tokens_file)
+    _check_secrets(config)
     for index, model in enumerate(config.models):
         if not options.no_import:
             from serving.models.resolve import open_source  # noqa: PLC0415  May import torch.
@@ -203,6 +213,7 @@ def _tier(options: argparse.Namespace) -> int:
         options.tier,
         url=options.url,
         tokens_file=options.tokens_file,
+        ca_file=options.ca_file,
         reason=options.reason,
     )
     print(f"{options.model}/{options.tier}: {options.action} done; gateways follow within a second")

@@ -91,6 +91,8 @@ def test_check_passes_the_deployments(file: Path, capsys: pytest.CaptureFixture[
         (ECHO.replace("serving.models.echo:Echo", "json:loads"), "models[0].source"),
         ("server: {tokens_file: gone}\n" + ECHO, "server.tokens_file"),
         ('server: {tokens_file: "\\0"}\n' + ECHO, "server.tokens_file"),
+        ("server: {tls_certificate: gone}\n" + ECHO, "server.tls_certificate"),
+        ("server: {tls_certificate: gone, tls_key: gone}\n" + ECHO, "server.tls_certificate"),
     ],
 )
 def test_check_refuses_with_status_2_and_the_fields_path(

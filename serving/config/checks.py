@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import get_args
 
 from serving.config.precision_rank import PRECISION_RANK
-from serving.config.schema import ClassRule, Config, ModelConfig, TierConfig, TierKind
+from serving.config.schema import ClassRule, Config, ModelConfig, ServerConfig, TierConfig, TierKind
 from serving.errors import ConfigError
 
 #: Kinds with 16-bit results, which a CPU emulates unless told otherwise.
@@ -25,6 +25,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def check_config(config: Config) -> None:
     """Raise ConfigError, with the field's path, at the first contradiction."""
+    _check_server(config.server)
     seen: dict[str, int] = {}
     for index, model in enumerate(config.models):
         path = f"models[{index}]"
@@ -32,6 +33,15 @@ def check_config(config: Config) -> None:
             raise ConfigError(f"{model.name!r} is already models[{seen[model.name]}]", f"{path}.name")
         seen[model.name] = index
         check_model(model, path)
+
+
+def _check_server(server: ServerConfig) -> None:
+    if server.tls_certificate and not server.tls_key:
+        raise ConfigError("needs its private key, server.tls_key", "server.tls_certificate")
+    if server.tls_key and not server.tls_certificate:
+        raise ConfigError(
+            "is the key of a certificate, and there is no server.tls_certificate", "server.tls_key"
+        )
 
 
 def check_model(model: ModelConfig, path: str) -> None:

@@ -68,7 +68,8 @@ def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
 def load_config(path: Path) -> Config:
     """Read and check a configuration file.
 
-    Relative `weights`, `tokens_file` and `divergence.capture.folder` are taken from the file's own folder.
+    Relative `weights`, `tokens_file`, `tls_certificate`, `tls_key` and `divergence.capture.folder` are taken
+    from the file's own folder.
 
     Raises:
         ConfigError: the file cannot be read, is no YAML, or any field in it is wrong.
@@ -110,8 +111,8 @@ def parse_config(text: str, folder: Path | None = None) -> Config:
 
 def _with_absolute_paths(config: Config, folder: Path) -> Config:
     server = config.server
-    if server.tokens_file:
-        server = server.model_copy(update={"tokens_file": folder / server.tokens_file})
+    paths = {name: getattr(server, name) for name in ("tokens_file", "tls_certificate", "tls_key")}
+    server = server.model_copy(update={name: folder / path for name, path in paths.items() if path})
     models = tuple(_model_with_absolute_paths(model, folder) for model in config.models)
     return config.model_copy(update={"server": server, "models": models})
 

@@ -40,6 +40,12 @@ class ServerConfig(Section):
         default=None, strict=False, description="Bearer tokens, a line each: `name token`."
     )
     allow_unauthenticated: bool = Field(default=False, description="Listen beyond loopback without tokens.")
+    tls_certificate: Path | None = Field(
+        default=None, strict=False, description="PEM, the server's own certificate first: HTTPS on the port."
+    )
+    tls_key: Path | None = Field(
+        default=None, strict=False, description="Its private key, PEM, not encrypted."
+    )
     log: Literal["text", "json"] = Field(
         default="text", description="Lines on stderr: for people, or one JSON object each."
     )

@@ -13,12 +13,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from granian.constants import HTTPModes, Interfaces
+from granian.constants import HTTPModes, Interfaces, SSLProtocols
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
-from serving.errors import HalftoneError
+from serving.errors import ConfigError, HalftoneError
 from serving.protocol.rsgi import RsgiApp
+from serving.protocol.tls import check_certificate
 
 HEADER_READ_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 10.0
@@ -90,10 +91,12 @@ class EmbeddedServer:
         """Listen. Returns once connections are accepted.
 
         Raises:
-            ServerError: The address cannot be resolved or bound, or nothing listens in time.
+            ServerError: The address cannot be resolved or bound, nothing listens in time, or
+                certificate and key are not what they should be.
         """
         if self._serving is not None:
             raise ServerError("the server has been started already")
+        self._check_certificate()
         address = await _resolve(self.host)
         with contextlib.ExitStack() as reservation:
             if self.port == 0:
@@ -103,6 +106,15 @@ class EmbeddedServer:
             self._serving = asyncio.get_running_loop().create_task(self._server.serve())
             opened = await self._until_listening(before)
         _set_write_timeout(self.port, opened, self._write_timeout_ms)
+
+    def _check_certificate(self) -> None:
+        # They may have changed since the configuration was checked: renewed, one after the other.
+        certificate, key = self._tls
+        if certificate is not None and key is not None:
+            try:
+                check_certificate(certificate, key)
+            except ConfigError as error:
+                raise ServerError(f"cannot speak TLS: {error}") from error
 
     def _make_server(self, address: str) -> Server:
         return Server(
@@ -123,6 +135,7 @@ class EmbeddedServer:
             log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}, "root": {}},
             ssl_cert=self._tls[0],
             ssl_key=self._tls[1],
+            ssl_protocol_min=SSLProtocols.tls12,
         )
 
     async def _until_listening(self, before: set[int]) -> set[int]:

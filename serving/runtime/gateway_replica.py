@@ -219,7 +219,13 @@ class GatewayReplica:
         self._drain_timeout_s = server.drain_timeout_s
         self._is_forgotten = False
         self._retirement: asyncio.Task[None] | None = None
-        self._http = EmbeddedServer(app, server.host, server.port)
+        self._http = EmbeddedServer(
+            app,
+            server.host,
+            server.port,
+            tls_certificate=server.tls_certificate,
+            tls_key=server.tls_key,
+        )
         lanes = [(model, lane) for model in models.values() for lane in model.lanes.values()]
         self._tasks = [asyncio.create_task(self._beat())]
         if tokens is not None:

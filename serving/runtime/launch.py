@@ -106,11 +106,14 @@ def _check_change(old: Config, new: Config) -> None:
     """Refuse what cannot change while the server runs.
 
     Raises:
-        ConfigError: the address, or more resources than are free beside what serves.
+        ConfigError: the address, TLS or none, or more resources than are free beside what serves.
     """
     for field in ("host", "port"):
         if getattr(old.server, field) != getattr(new.server, field):
             raise ConfigError("cannot change while the server runs", f"server.{field}")
+    if (old.server.tls_certificate is None) != (new.server.tls_certificate is None):
+        # Old and new gateways share the port for a moment: half of the connections would fail.
+        raise ConfigError("TLS cannot be switched while the server runs", "server.tls_certificate")
     check_free_resources(new)
 
 

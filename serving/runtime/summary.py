@@ -135,10 +135,10 @@ def _table(rows: list[tuple[str, ...]]) -> str:
 
 def _curl_lines(model: ModelConfig, client: LocalClient) -> list[str]:
     url = f"{client.url}/v2/models/{model.name}"
-    token = """-H "Authorization: Bearer $TOKEN" """ if client.needs_token else ""
-    lines = [f"curl -s {token}{url}/example > sample.json"]
+    options = client.curl_options
+    lines = [f"curl -s {options}{url}/example > sample.json"]
     lines += [
-        f"curl -si {token}{url}/infer -H 'X-Precision: {name}' --json @sample.json"
+        f"curl -si {options}{url}/infer -H 'X-Precision: {name}' --json @sample.json"
         for name in (*model.tiers, *list(model.classes)[:1])
     ]
-    return [*lines, f"curl -s {token}{client.url}/metrics | grep ^halftone_"]
+    return [*lines, f"curl -s {options}{client.url}/metrics | grep ^halftone_"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from serving.errors import ConfigError, HalftoneError
 from serving.gateway.auth import load_tokens
+from serving.protocol.tls import trusting_context
 
 TIMEOUT_S = 10.0
 
@@ -21,6 +23,7 @@ def set_tier(
     *,
     url: str,
     tokens_file: Path | None = None,
+    ca_file: Path | None = None,
     reason: str | None = None,
 ) -> None:
     """Trip or reset a tier.
@@ -31,26 +34,40 @@ def set_tier(
         tier: its name.
         url: where the server answers.
         tokens_file: the server's own; its first token is used.
+        ca_file: PEM; trusted instead of the system's authorities, by https URLs.
         reason: for logs and other operators.
 
     Raises:
-        ConfigError: the URL or the tokens file is none.
+        ConfigError: the URL, the tokens file or the authorities' file is none.
         HalftoneError: the server refused, or does not answer.
     """
     path = f"/v2/models/{quote(model, safe='')}/tiers/{quote(tier, safe='')}/{action}"
     body = b"" if reason is None else json.dumps({"reason": reason}).encode()
-    status, document = _post(url, path, body, tokens_file)
+    status, document = _post(_connection(url, ca_file), url, path, body, tokens_file)
     if status != http.client.OK:
         raise HalftoneError(f"the server refused: {document.get('error', status)}")
 
 
-def _post(url: str, path: str, body: bytes, tokens_file: Path | None) -> tuple[int, dict[str, Any]]:
+def _connection(url: str, ca_file: Path | None) -> http.client.HTTPConnection:
+    """Not connected yet."""
     scheme, host, port = _server_of(url)
+    if scheme == "http":
+        if ca_file is not None:
+            raise ConfigError(f"{ca_file} is for https, and {url} is not")
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    try:
+        context = trusting_context(ca_file) if ca_file else ssl.create_default_context()
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path.
+        raise ConfigError(f"cannot read certificates from {ca_file}: {error}") from error
+    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT_S, context=context)
+
+
+def _post(
+    connection: http.client.HTTPConnection, url: str, path: str, body: bytes, tokens_file: Path | None
+) -> tuple[int, dict[str, Any]]:
     headers = {"content-type": "application/json"}
     if tokens_file is not None:
         headers["authorization"] = f"Bearer {next(iter(load_tokens(tokens_file).values()))}"
-    kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
-    connection = kind(host, port, timeout=TIMEOUT_S)
     try:
         connection.request("POST", path, body, headers)
         response = connection.getresponse()

@@ -24,6 +24,17 @@ def model(**fields: Any) -> dict[str, Any]:
     return {"name": "m", "source": "a:b", "tiers": {"fp32": {}, "fp16": {}}, **fields}
 
 
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [("tls_certificate", "needs its private key"), ("tls_key", "there is no server.tls_cert")],
+)
+def test_tls_is_not_half_configured(field: str, words: str) -> None:
+    """Half of it must not become plain HTTP."""
+    with pytest.raises(ConfigError, match=words) as caught:
+        parse_config(yaml.safe_dump({"server": {field: "file.pem"}, "models": [model()]}))
+    assert caught.value.path == f"server.{field}"
+
+
 CASES: list[tuple[str, dict[str, Any], str, str]] = [
     ("class-is-tier", {"classes": {"fp16": "fp32"}}, "models[0].classes.fp16", "names a tier"),
     ("class-is-kind", {"classes": {"bf16": "fp32"}}, "models[0].classes.bf16", "names a tier"),

@@ -122,9 +122,12 @@ def test_keys_are_text_and_stand_once(text: str, words: str) -> None:
 def test_relative_paths_start_at_the_file(tmp_path: Path) -> None:
     """Not where the command was typed; absolute ones stay."""
     file = tmp_path / "deployment.yaml"
-    file.write_text("server: {tokens_file: tokens}\n" + model("weights: sub/w.safetensors"))
+    server = "server: {tokens_file: tokens, tls_certificate: tls/server.pem, tls_key: /server.key}\n"
+    file.write_text(server + model("weights: sub/w.safetensors"))
     config = load_config(file)
     assert config.server.tokens_file == tmp_path / "tokens"
+    assert config.server.tls_certificate == tmp_path / "tls/server.pem"
+    assert config.server.tls_key == Path("/server.key")
     assert config.models[0].weights == tmp_path / "sub/w.safetensors"
     file.write_text(model("weights: /w.safetensors"))
     assert load_config(file).models[0].weights == Path("/w.safetensors")

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import Pair, issue
 
 from serving.protocol.http import Request, Response
 from serving.protocol.server import ServerError
@@ -66,6 +68,74 @@ def test_tls_is_not_half_configured(make_server: Any, tmp_path: Path) -> None:
     """A certificate without its key must not become plain HTTP."""
     with pytest.raises(ServerError):
         make_server(hello, tls_certificate=tmp_path / "cert.pem")
+
+
+def trusting(pair: Pair) -> ssl.SSLContext:
+    """A client that trusts the authority of a pair."""
+    return ssl.create_default_context(cafile=pair.ca)
+
+
+def get_over_tls(port: int, context: ssl.SSLContext) -> tuple[str | None, bytes]:
+    """The protocol's version, and the reply to a GET."""
+    connection = socket.create_connection(("127.0.0.1", port), timeout=20)
+    with context.wrap_socket(connection, server_hostname="127.0.0.1") as tls:
+        tls.sendall(GET + b"Connection: close\r\n\r\n")
+        received = b""
+        while piece := tls.recv(65536):
+            received += piece
+        return tls.version(), received
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Pair:
+    """A certificate for this address."""
+    return issue(tmp_path / "tls", "127.0.0.1")
+
+
+def test_tls_from_version_1_2(loop_thread: Any, make_server: Any, pair: Pair) -> None:
+    """1.3 where the client can, 1.2 where it must, nothing older, and no plain HTTP."""
+    server = make_server(hello, tls_certificate=pair.certificate, tls_key=pair.key)
+    loop_thread.run(server.start())
+    for most, spoken in ((ssl.TLSVersion.TLSv1_3, "TLSv1.3"), (ssl.TLSVersion.TLSv1_2, "TLSv1.2")):
+        context = trusting(pair)
+        context.maximum_version = most
+        version, reply = get_over_tls(server.port, context)
+        assert version == spoken
+        assert reply.endswith(b"hello")
+    old = trusting(pair)
+    with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    old.set_ciphers("ALL:@SECLEVEL=0")  # Or this client would refuse itself.
+    with pytest.raises(ssl.SSLError, match="ALERT"):
+        get_over_tls(server.port, old)
+
+
+def test_slow_handshakes_are_closed_and_cost_others_nothing(
+    wire: Any, loop_thread: Any, make_server: Any, pair: Pair
+) -> None:
+    """Ten seconds, whatever of one has arrived; a hundred of them hold up no other."""
+    server = make_server(hello, tls_certificate=pair.certificate, tls_key=pair.key)
+    loop_thread.run(server.start())
+    began_s = time.monotonic()
+    slow = [wire.connect(server.port, 20) for _ in range(100)]
+    for number, connection in enumerate(slow):
+        connection.sendall(b"\x16\x03\x01\x02\x00\x01"[: number % 7])
+    assert get_over_tls(server.port, trusting(pair))[1].endswith(b"hello")
+    assert time.monotonic() - began_s < 8
+    for connection in slow:
+        with connection:
+            assert connection.recv(100) == b""
+    assert time.monotonic() - began_s < 13
+
+
+def test_a_certificate_that_the_server_cannot_use(
+    loop_thread: Any, make_server: Any, pair: Pair, tmp_path: Path
+) -> None:
+    """Says so; nothing listens."""
+    pair.key.write_bytes(issue(tmp_path / "other", "127.0.0.1").key.read_bytes())
+    server = make_server(hello, tls_certificate=pair.certificate, tls_key=pair.key)
+    with pytest.raises(ServerError, match="cannot speak TLS"):
+        loop_thread.run(server.start())
 
 
 def test_no_signal_handlers_are_taken(loop_thread: Any, make_server: Any) -> None:

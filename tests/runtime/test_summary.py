@@ -57,7 +57,7 @@ class FakeClient:
     """A server with three tiers, one of which failed."""
 
     url = "http://127.0.0.1:8000"
-    needs_token = False
+    curl_options = ""
     ready: dict[str, Any] = {"replicas": 1, "device": "cpu", "ready": True}  # noqa: RUF012  Only read.
 
     def __init__(self, values: dict[str, list[float]]) -> None:

@@ -1,6 +1,7 @@
 """`halftone tier` against a small server that keeps what it is sent."""
 
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certificates import issue
 
 from serving.cli import main
 from serving.errors import ConfigError, HalftoneError
@@ -119,6 +121,39 @@ def test_a_server_that_is_not_there(operator: Operator) -> None:
     url = operator.url.replace(str(operator.server_port), "1")
     with pytest.raises(HalftoneError, match="does not answer"):
         set_tier("trip", "m", "fp16", url=url)
+
+
+def test_https(operator: Operator, tmp_path: Path) -> None:
+    """With the authority's file, or the server's own certificate; without either it is not trusted."""
+    pair = issue(tmp_path / "tls", "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    operator.socket = context.wrap_socket(operator.socket, server_side=True)
+    url = operator.url.replace("http:", "https:")
+    for trusted in (pair.ca, pair.certificate):
+        set_tier("trip", "m", "fp16", url=url, ca_file=trusted)
+    assert len(operator.requests) == 2
+    with pytest.raises(HalftoneError, match="CERTIFICATE_VERIFY_FAILED"):
+        set_tier("trip", "m", "fp16", url=url)
+    with pytest.raises(HalftoneError, match="Hostname mismatch"):
+        set_tier("trip", "m", "fp16", url=url.replace("127.0.0.1", "localhost"), ca_file=pair.ca)
+    assert len(operator.requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "file", "words"),
+    [
+        ("https://127.0.0.1:1", "gone", "cannot read certificates from"),
+        ("https://127.0.0.1:1", "\0", "cannot read certificates from"),
+        ("https://127.0.0.1:1", "empty", "cannot read certificates from"),
+        ("http://127.0.0.1:1", "empty", "is for https"),
+    ],
+)
+def test_authorities_that_are_none(url: str, file: str, words: str, tmp_path: Path) -> None:
+    """A mistake of whoever types it, found before anything is sent."""
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError, match=words):
+        set_tier("trip", "m", "fp16", url=url, ca_file=tmp_path / file)
 
 
 def test_the_command(operator: Operator, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
