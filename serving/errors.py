@@ -26,6 +26,7 @@
         ├── ModelError         500     the model's own code raised, or broke its signature
         ├── InternalError      500     a fault of Halftone's own
         ├── Overloaded         503     the tier's queue is full
+        ├── TooManyConnections 503     the gateway has no room for another connection
         ├── NotReady           503     a tier is loading, draining or failed to start
         ├── DeviceOutOfMemory  503     the batch did not fit in the device's memory
         ├── DeviceLost         503     the device failed: its replica takes no more work
@@ -216,6 +217,13 @@ class Overloaded(RequestError):
     def __init__(self, message: str, retry_after_s: int) -> None:
         super().__init__(message)
         self.headers = (("retry-after", str(retry_after_s)),)
+
+
+class TooManyConnections(RequestError):
+    """The gateway has as many connections open as it may."""
+
+    status, code = 503, "too_many_connections"
+    headers = (("retry-after", "1"),)
 
 
 class NotReady(RequestError):

@@ -23,6 +23,9 @@ class ServerConfig(Section):
     port: int = Field(default=8000, ge=1, le=65535)
     grpc_port: int = Field(default=8001, ge=1, le=65535, description="Reserved; gRPC is not served yet.")
     gateways: int = Field(default=1, ge=1, le=64, description="Gateway processes sharing the port.")
+    max_connections: int = Field(
+        default=1024, ge=1, le=65_536, description="Open at a time, per gateway. Others are answered 503."
+    )
     max_body_bytes: int = Field(default=67_108_864, ge=1024, le=2**31 - 1)
     body_timeout_s: float = Field(default=10.0, gt=0, le=600, description="For a body to arrive whole.")
     request_timeout_s: float = Field(

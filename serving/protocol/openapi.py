@@ -44,6 +44,7 @@ _INFER_ERRORS: tuple[type[RequestError], ...] = (
     errors.Quarantined,
     errors.ModelError,
     errors.Overloaded,
+    errors.TooManyConnections,
     errors.NotReady,
     errors.DeviceOutOfMemory,
     errors.DeviceLost,

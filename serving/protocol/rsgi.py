@@ -81,6 +81,10 @@ class RsgiApp:
         for task in tuple(self._running):
             task.cancel()
 
+    def refusal(self, error: RequestError) -> Response:
+        """The response, counted, to a client whose request was not even read."""
+        return self._refuse(error, None)
+
     async def __rsgi__(self, scope: Any, proto: Any) -> None:
         """Serve one request. The server calls this."""
         if scope.proto != "http":

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import os
 import socket
-import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +15,10 @@ from granian.constants import HTTPModes, Interfaces, SSLProtocols
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
-from serving.errors import ConfigError, HalftoneError
+from serving.errors import ConfigError, HalftoneError, TooManyConnections
+from serving.protocol.doorman import Doorman
+from serving.protocol.http import Response
+from serving.protocol.own_sockets import inode, listeners
 from serving.protocol.rsgi import RsgiApp
 from serving.protocol.tls import check_certificate
 
@@ -25,6 +26,8 @@ HEADER_READ_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 10.0
 #: Request line and headers together; the server answers 414 or 431 beyond it.
 MAX_HEADER_BYTES = 65_536
+MAX_CONNECTIONS = 1024
+#: Connections that wait to be accepted.
 BACKLOG = 1024
 _START_TIMEOUT_S = 10.0
 #: Between cancelling what still runs and giving up on it.
@@ -54,6 +57,7 @@ class EmbeddedServer:
         *,
         header_read_timeout_s: float = HEADER_READ_TIMEOUT_S,
         write_timeout_s: float = WRITE_TIMEOUT_S,
+        max_connections: int = MAX_CONNECTIONS,
         tls_certificate: Path | None = None,
         tls_key: Path | None = None,
     ) -> None:
@@ -65,6 +69,8 @@ class EmbeddedServer:
             port: The port, or 0 for any free one; `port` tells which after `start`.
             header_read_timeout_s: How long the headers may take to arrive, and a connection be idle.
             write_timeout_s: How long a client may leave a response unread before it is dropped.
+            max_connections: How many may be open. Others are answered 503; over TLS they are
+                disconnected, some of them only after the time for a handshake.
             tls_certificate: The certificate chain in PEM. TLS needs both it and `tls_key`.
             tls_key: Its private key in PEM.
 
@@ -79,6 +85,8 @@ class EmbeddedServer:
         self._header_read_timeout_ms = round(header_read_timeout_s * 1000)
         self._write_timeout_ms = round(write_timeout_s * 1000)
         self._tls = (tls_certificate, tls_key)
+        self._max_connections = max_connections
+        self._doorman: Doorman | None = None
         self._server: Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -105,7 +113,19 @@ class EmbeddedServer:
             self._server = self._make_server(address)
             self._serving = asyncio.get_running_loop().create_task(self._server.serve())
             opened = await self._until_listening(before)
-        _set_write_timeout(self.port, opened, self._write_timeout_ms)
+        for handle in listeners(self.port):
+            if inode(handle) in opened:
+                _set_write_timeout(handle, self._write_timeout_ms)
+                refusal = None if self._tls[0] else self._refusal
+                self._doorman = Doorman(handle.fileno(), self._max_connections, refusal)
+
+    def _refusal(self) -> Response:
+        return self._app.refusal(TooManyConnections("the server has as many connections as it takes"))
+
+    def _dismiss_doorman(self) -> None:
+        if self._doorman is not None:
+            self._doorman.close()
+            self._doorman = None
 
     def _check_certificate(self) -> None:
         # They may have changed since the configuration was checked: renewed, one after the other.
@@ -129,6 +149,7 @@ class EmbeddedServer:
             ),
             websockets=False,
             backlog=BACKLOG,
+            backpressure=self._max_connections,
             log_enabled=False,
             # Its constructor configures logging; not incrementally, that would close the
             # handlers of everybody else in the process.
@@ -171,9 +192,9 @@ class EmbeddedServer:
         Returns:
             Whether everything finished in time.
         """
-        for handle in _listeners(self.port):
-            with handle:
-                handle.listen(0)
+        self._dismiss_doorman()
+        for handle in listeners(self.port):
+            handle.listen(0)
         await asyncio.sleep(_LEAVE_DELAY_S)
         return await self.stop(timeout_s)
 
@@ -188,6 +209,7 @@ class EmbeddedServer:
         """
         if self._server is None or self._serving is None:
             return True
+        self._dismiss_doorman()
         serving, self._serving = self._serving, None
         if not serving.done():
             self._server.stop()
@@ -228,38 +250,10 @@ def _reserve_port(address: str) -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
-def _listeners(port: int) -> list[socket.socket]:
-    """Handles, to be closed, on the sockets of this process that listen on a TCP port."""
-    found: list[socket.socket] = []
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                handle = socket.socket(fileno=os.dup(int(entry.name)))
-                if _listens(handle, port):
-                    found.append(handle)
-                else:
-                    handle.close()
-    return found
-
-
-def _listens(handle: socket.socket, port: int) -> bool:
-    if handle.family not in (socket.AF_INET, socket.AF_INET6):
-        return False
-    listening = handle.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
-    return listening and bool(handle.getsockname()[1] == port)
-
-
 def _listener_inodes(port: int) -> set[int]:
-    inodes: set[int] = set()
-    for handle in _listeners(port):
-        with handle:
-            inodes.add(os.fstat(handle.fileno()).st_ino)
-    return inodes
+    return {inode(handle) for handle in listeners(port)}
 
 
-def _set_write_timeout(port: int, inodes: set[int], timeout_ms: int) -> None:
+def _set_write_timeout(handle: socket.socket, timeout_ms: int) -> None:
     """Have the kernel drop connections whose peer stops reading; accepted sockets inherit it."""
-    for handle in _listeners(port):
-        with handle:
-            if os.fstat(handle.fileno()).st_ino in inodes:
-                handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+    handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)

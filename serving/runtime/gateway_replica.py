@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import os
+import resource
 import time
 from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -50,6 +51,8 @@ RECONNECT_NOTICE_S = 2.0
 HUB_TIMEOUT_S = 2.0
 #: For a gateway that ends to hand its figures over; a hub that is replaced needs seconds to start.
 HAND_OVER_S = 15.0
+#: Files and sockets of a gateway beside its clients' connections.
+OTHER_FILES = 512
 
 _T = TypeVar("_T")
 
@@ -223,6 +226,7 @@ class GatewayReplica:
             app,
             server.host,
             server.port,
+            max_connections=server.max_connections,
             tls_certificate=server.tls_certificate,
             tls_key=server.tls_key,
         )
@@ -236,6 +240,7 @@ class GatewayReplica:
         else:
             await _until_known([lane for _, lane in lanes])
         _calm_collector()
+        _allow_open_files(server.max_connections)
         await self._http.start()
 
     async def _beat(self) -> None:
@@ -315,6 +320,17 @@ def _tier_client(
     ways = {way: metrics.batches.labels(*labels, way) for way in get_args(BatchWay)}
     fallback = ServeTierClient(handle, name, timeout_s)
     return ChannelTierClient(name, fallback, key, timeout_s, lambda way: ways[way].inc())
+
+
+def _allow_open_files(connections: int) -> None:
+    """See to it that so many connections may be open, as far as the system lets this process."""
+    wanted = connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        if soft < wanted:
+            logger.warning("%d files may be open here, too few for server.max_connections", hard)
 
 
 def _calm_collector() -> None:
