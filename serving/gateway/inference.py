@@ -105,9 +105,7 @@ class Inference:
         )
         if infer.id and request.headers.get(REQUEST_ID_HEADER) is None:
             context.request_id = infer.id
-        declared = declared_precision(
-            request.headers.get_all("x-precision"), infer.parameters.get("precision")
-        )
+        declared = _declared(model, request.headers, infer.parameters)
         decision = _decide(model, declared, context.request_id)
         taken_bytes = size_bytes(infer.inputs)
         decision = _degraded_when_full(model, decision, infer.rows, taken_bytes)
@@ -229,6 +227,16 @@ def _preprocessed(source: ModelSource, inputs: Tensors) -> Tensors | RequestErro
         failed = ModelError("the model's preprocessing failed")
         failed.__cause__ = error
         return failed
+
+
+def _declared(
+    model: ServedModel, headers: Headers, parameters: Mapping[str, object]
+) -> str | Tolerance | None:
+    """What a request declares. Whatever is wrong with it, the refusal says what would be right."""
+    try:
+        return declared_precision(headers.get_all("x-precision"), parameters.get("precision"))
+    except BadPrecision as error:
+        raise BadPrecision(f"{error}; valid: {model.table.valid}") from error
 
 
 def _decide(model: ServedModel, declared: str | Tolerance | None, request_id: str) -> Decision:

@@ -89,12 +89,13 @@ class RoutingTable:
             return self.default
         decision = self.decisions.get(declared)
         if decision is None:
-            valid = ", ".join(self.decisions)
-            raise BadPrecision(
-                f"{quote(declared)} is neither a tier nor a class here; valid: {valid}, "
-                "or a tolerance such as rel_l2<=1e-3"
-            )
+            raise BadPrecision(f"{quote(declared)} is neither a tier nor a class here; valid: {self.valid}")
         return decision
+
+    @property
+    def valid(self) -> str:
+        """What a request may declare, for messages."""
+        return f"{', '.join(self.decisions)}, or a tolerance such as rel_l2<=1e-3"
 
     def decide_tolerance(self, tolerance: Tolerance, bound_of: Callable[[str, str], float]) -> Decision:
         """The cheapest tier that is known to keep within a tolerance; else the reference.

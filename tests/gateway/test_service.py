@@ -939,3 +939,26 @@ def test_any_request_object_is_answered(make_gateway: Any, run_virtually: Run, r
         assert (await gateway.service.handle(request)).status in {200, 404, 405, 503}
 
     run_virtually(scenario)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("X-Precision", "")],
+        [("X-Precision", "fp61")],
+        [("X-Precision", "rel_l2<=0")],
+        [("X-Precision", "rel_l2<=")],
+        [("X-Precision", "fp32"), ("X-Precision", "fp32")],
+    ],
+)
+def test_a_refused_declaration_is_told_what_is_valid(
+    gateway: Any, run_virtually: Run, headers: list[tuple[str, str]]
+) -> None:
+    """Whatever is wrong with it."""
+
+    async def scenario() -> None:
+        reply = await gateway.infer(*headers)
+        assert reply.status == 400
+        assert "valid: fp32, fp16, critical, standard, or a tolerance" in json.loads(reply.body)["error"]
+
+    run_virtually(scenario)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import gzip
 import json
+import os
 import socket
 import time
+from pathlib import Path
 
 import client
 import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess
+from wellness import assert_still_well
 
 ECHO = "/v2/models/echo/infer"
 ROW = [0.5] * 128
@@ -25,6 +30,18 @@ def body(**changes: object) -> bytes:
 
 GOOD = body()
 
+
+def binary(rows: np.ndarray) -> tuple[bytes, dict[str, str]]:
+    """A body of the binary extension, and its headers."""
+    sizes = {"parameters": {"binary_data_size": rows.nbytes}}
+    tensor = {"name": "x", "shape": list(rows.shape), "datatype": "FP32", **sizes}
+    head = json.dumps({"inputs": [tensor]}).encode()
+    headers = {"inference_header_content_length": str(len(head)), "content_type": "application/octet-stream"}
+    return head + rows.tobytes(), headers
+
+
+TWICE = json.dumps({"inputs": 2 * json.loads(GOOD)["inputs"]}).encode()
+
 CASES = [
     ("empty", b" ", {}, 400, "bad_json"),
     ("not JSON", b"{]", {}, 400, "bad_json"),
@@ -35,6 +52,10 @@ CASES = [
     ("NaN", GOOD.replace(b"0.5", b"NaN", 1), {}, 400, "nonfinite_input"),
     ("1e999", GOOD.replace(b"0.5", b"1e999", 1), {}, 400, "nonfinite_input"),
     ("1e39", GOOD.replace(b"0.5", b"1e39", 1), {}, 400, "nonfinite_input"),
+    ("NaN in binary", *binary(np.full((1, 128), np.nan, np.float32)), 400, "nonfinite_input"),
+    ("infinity in binary", *binary(np.full((1, 128), np.inf, np.float32)), 400, "nonfinite_input"),
+    ("lone surrogate in a parameter", GOOD[:-1] + b',"parameters":{"a":"\\udfff"}}', {}, 400, "bad_json"),
+    ("lone surrogate in the id", GOOD[:-1] + b',"id":"\\ud800"}', {}, 400, "bad_json"),
     ("bool", GOOD.replace(b"0.5", b"true", 1), {}, 400, "bad_type"),
     ("string", GOOD.replace(b"0.5", b'"0.5"', 1), {}, 400, "bad_type"),
     ("other dtype", body(datatype="FP64"), {}, 400, "bad_type"),
@@ -46,6 +67,7 @@ CASES = [
     ("no rows", body(shape=[0, 128], data=[]), {}, 400, "bad_shape"),
     ("missing tensor", b'{"inputs":[]}', {}, 400, "bad_tensor"),
     ("unknown tensor", body(name="z"), {}, 400, "bad_tensor"),
+    ("tensor given twice", TWICE, {}, 400, "bad_tensor"),
     ("unknown tier", GOOD, {"x_precision": "fp8"}, 400, "bad_precision"),
     ("empty precision", GOOD, {"x_precision": " "}, 400, "bad_precision"),
     ("tolerance", GOOD, {"x_precision": "rel_l2<=0"}, 400, "bad_precision"),
@@ -73,11 +95,9 @@ def assert_error(reply: client.Reply, status: int, code: str) -> None:
     assert "Traceback" not in reply.json()["error"]
 
 
-def assert_still_well(server: ServerProcess) -> None:
+def still_well(server: ServerProcess) -> None:
     """The next good request succeeds, and `/metrics` parses."""
-    assert server.call("POST", ECHO, GOOD).status == 200
-    page = server.call("GET", "/metrics").body.decode()
-    assert any(family.name == "halftone_requests" for family in text_string_to_metric_families(page))
+    assert_still_well(server, ECHO, GOOD)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +107,11 @@ def test_bad_requests_are_refused_clearly(
     server: ServerProcess, payload: bytes, headers: dict[str, str], status: int, code: str
 ) -> None:
     """Each case of the error table that concerns parsing, naming, shapes and sizes."""
-    assert_error(server.call("POST", ECHO, payload, **headers), status, code)
-    assert_still_well(server)
+    reply = server.call("POST", ECHO, payload, **headers)
+    assert_error(reply, status, code)
+    if code == "bad_precision" and "x_precision_verify" not in headers:
+        assert all(name in reply.json()["error"] for name in ("fp32", "fp16", "critical", "bulk"))
+    still_well(server)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +132,7 @@ def test_wrong_names_routes_and_methods(
 ) -> None:
     """404 and 405, in JSON."""
     assert_error(server.call(method, path, GOOD if method == "POST" else b""), status, code)
-    assert_still_well(server)
+    still_well(server)
 
 
 def raw(server: ServerProcess, request: bytes) -> bytes:
@@ -129,7 +152,8 @@ def test_a_repeated_precision_is_refused(server: ServerProcess) -> None:
     answer = raw(server, request)
     assert b" 400 " in answer.split(b"\r\n")[0]
     assert b'"bad_precision"' in answer
-    assert_still_well(server)
+    assert b"valid: fp32, fp16, critical, bulk" in answer
+    still_well(server)
 
 
 def test_a_body_that_stays_away_ends_at_its_timeout(server: ServerProcess) -> None:
@@ -139,7 +163,7 @@ def test_a_body_that_stays_away_ends_at_its_timeout(server: ServerProcess) -> No
     answer = raw(server, head.encode() + b"{")
     assert b'"body_timeout"' in answer
     assert 1.5 < time.monotonic() - started_s < 10
-    assert_still_well(server)
+    still_well(server)
 
 
 def test_a_chunked_body_over_the_limit_is_cut_off(server: ServerProcess) -> None:
@@ -153,14 +177,35 @@ def test_a_chunked_body_over_the_limit_is_cut_off(server: ServerProcess) -> None
                 connection.sendall(chunk)
         except OSError:
             connection.close()  # Cut off before everything was sent, as it should be.
-            assert_still_well(server)
+            still_well(server)
             return
         assert b'"too_large"' in connection.recv(65536)
-    assert_still_well(server)
+    still_well(server)
+
+
+def resident_bytes(pid: int) -> int:
+    """Of a process, now."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_body_in_one_byte_chunks_is_cut_off(server: ServerProcess) -> None:
+    """3 MB of them: refused long before they are all there, and gateways hold no more than they did."""
+    head = f"POST {ECHO} HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    gateways = server.processes("halftone:gateway")
+    before = [resident_bytes(pid) for pid in gateways]
+    with socket.create_connection(server.address, timeout=20) as connection, contextlib.suppress(OSError):
+        connection.sendall(head)
+        for _ in range(3000):
+            connection.sendall(b"1\r\n \r\n" * 1000)
+    for pid, resident in zip(gateways, before, strict=True):
+        assert resident_bytes(pid) - resident < 64 * 2**20
+    page = server.call("GET", "/metrics").body.decode()
+    assert 'reason="too_large"' in page
+    still_well(server)
 
 
 def test_hostile_names_make_no_series(server: ServerProcess) -> None:
-    """Names that clients invent neither fail the page nor grow it."""
+    """Ten thousand names, ids and header values that clients invent neither fail the page nor grow it."""
 
     def series() -> set[tuple[str, frozenset[tuple[str, str]]]]:
         page = server.call("GET", "/metrics").body.decode()
@@ -170,16 +215,37 @@ def test_hostile_names_make_no_series(server: ServerProcess) -> None:
             for sample in family.samples
         }
 
-    def hostile_requests(numbers: range) -> None:
+    async def hostile_requests(numbers: range) -> None:
+        connection = await client.Connection.open(server.address)
         for n in numbers:
-            server.call("POST", f"/v2/models/model-{n}%0a%22/infer", GOOD)
-            server.call("POST", ECHO, GOOD, x_precision=f'p{n}"}} 1', x_request_id=f"id-{n}")
+            hostile = {"x-precision": f'p{n}"}} 1', "x-request-id": f"id-{n}", "traceparent": f"t{n}"}
+            await connection.post(f"/v2/models/model-{n}%0a%22/infer", GOOD, hostile)
+            await connection.post(ECHO, GOOD, hostile)
+        await connection.close()
 
-    hostile_requests(range(20))
+    for _ in range(4):  # Connections, so that both gateways have some.
+        asyncio.run(hostile_requests(range(20)))
     time.sleep(1)  # Both gateways' beats: what they have counted so far is on the page.
     before = series()
-    hostile_requests(range(20, 220))
+    asyncio.run(hostile_requests(range(20, 5020)))
     assert series() == before
+    still_well(server)
+
+
+@pytest.mark.parametrize("given", ["a" * 129, "caf\xe9", "tab\tbed", "\x7f", ""])
+def test_a_request_id_that_is_no_plain_text_is_replaced(server: ServerProcess, given: str) -> None:
+    """Too long, not ASCII, not printable: it would stand in logs and headers."""
+    head = f"GET /nowhere HTTP/1.1\r\nhost: t\r\nconnection: close\r\nx-request-id: {given}\r\n\r\n"
+    reply_head, _, reply_body = raw(server, head.encode("latin-1")).partition(b"\r\n\r\n")
+    if reply_head.startswith(b"HTTP/1.1 400"):  # Not even HTTP.
+        assert reply_body == b""
+    else:
+        found = json.loads(reply_body)["id"]
+        assert found != given
+        assert found.isascii()
+        assert found.isprintable()
+        assert f"x-request-id: {found}".encode() in reply_head
+    still_well(server)
 
 
 def test_request_ids_are_echoed_or_made(server: ServerProcess) -> None:
@@ -201,7 +267,7 @@ def test_a_deadline_ends_a_waiting_request(server: ServerProcess) -> None:
     assert_error(reply, 504, "deadline")
     with_timeout = big[:-1] + b', "parameters": {"timeout": 50000}}'
     assert_error(server.call("POST", "/v2/models/text/infer", with_timeout), 504, "deadline")
-    assert_still_well(server)
+    still_well(server)
 
 
 def test_rows_of_a_large_request_come_back_in_order(server: ServerProcess) -> None:

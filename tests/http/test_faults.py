@@ -7,8 +7,9 @@ import signal
 import time
 from collections import Counter
 
-from load import Load, ready, wait_until
+from load import BODY, Load, ready, wait_until
 from server_process import ServerProcess, Start
+from wellness import assert_still_well
 
 CONFIG = """
 server: {gateways: 2}
@@ -33,6 +34,7 @@ def test_killed_processes_cost_only_what_they_held(start: Start) -> None:
     _the_controller(server)
     _the_hub(server)
     _a_gateway(server)
+    assert_still_well(server, "/v2/models/echo/infer", BODY)
     assert server.interrupt() == 0, server.output
 
 

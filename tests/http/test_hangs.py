@@ -14,6 +14,7 @@ import pytest
 from load import Load, ready, wait_until
 from mypackage import faulty
 from server_process import ServerProcess, ready_server
+from wellness import assert_still_well
 
 CONFIG = """
 server: {request_timeout_s: 16}
@@ -63,6 +64,7 @@ def test_a_hung_replica_is_replaced_and_its_batch_is_computed_elsewhere(
     assert np.array_equal(reply.array("y"), [[first, 5.0]])
     assert Counter(load.replies).keys() == {(200, "")}
     assert took_s < 16
+    assert_still_well(hanging, PATH, GOOD)
 
 
 def test_a_stopped_process_is_replaced(hanging: ServerProcess) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import ServerProcess, ready_server
+from wellness import assert_still_well
 
 CONFIG = """
 models:
@@ -70,7 +71,8 @@ def good_request_follows(server: ServerProcess, model: str) -> None:
     reply = ask(server, model, 1.5)
     assert reply.status == 200
     assert reply.headers["x-precision-reason"] == "tier"
-    assert list(text_string_to_metric_families(server.call("GET", "/metrics").body.decode()))
+    body = client.infer_body("x", np.array([[1.5, 2.0]], np.float32))
+    assert_still_well(server, f"/v2/models/{model}/infer", body, x_precision="fp16")
 
 
 def escalated(server: ServerProcess, model: str) -> dict[str, float]:

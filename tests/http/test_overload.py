@@ -14,6 +14,7 @@ import client
 import numpy as np
 import pytest
 from server_process import ServerProcess, ready_server
+from wellness import assert_still_well
 
 CONFIG = """
 server: {gateways: 2}
@@ -128,6 +129,7 @@ def test_ten_times_overload(paced: ServerProcess) -> None:
     paced.wait_for_metric("halftone_queue_rows", 0.0)
     calm = paced.call("POST", PATH, BODY, x_precision="elastic")
     assert (calm.status, calm.headers["x-precision-reason"]) == (200, "class=elastic")
+    assert_still_well(paced, PATH, BODY, x_precision="critical")
 
 
 def test_a_refused_client_that_waits_as_told_is_answered(paced: ServerProcess) -> None:

@@ -10,6 +10,7 @@ import client
 import numpy as np
 import pytest
 from server_process import ServerProcess, ready_server
+from wellness import assert_still_well
 
 CONFIG = """
 models:
@@ -62,6 +63,8 @@ def test_fp32_on_a_card_without_it_is_refused(card: ServerProcess, declared: str
     assert (reply.status, reply.json()["code"]) == (409, "precision_unavailable")
     assert "fp32-storage-fp16-cube" in reply.json()["error"]
     assert card.call("GET", "/v2/health/ready").status == 200
+    good = client.infer_body("x", np.ones((1, 128)))
+    assert_still_well(card, CLASSIFIER, good, x_precision="critical")
 
 
 def test_a_degraded_tier_answers_under_its_true_name(card: ServerProcess) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import client
 from load import BODY, Load, ready
 from server_process import ServerProcess, Start
+from wellness import assert_still_well
 
 CONFIG = """
 server: {gateways: 1}
@@ -100,6 +101,7 @@ def test_a_change_under_load_fails_no_request(start: Start, tmp_path: Path) -> N
     _a_wrong_configuration_changes_nothing(server)
     reload(server, CONFIG, "Reloaded.")
     assert tiers(server) == {"fp32", "fp16"}
+    assert_still_well(server, PATH, BODY)
     assert server.interrupt() == 0, server.output
     assert server.leftovers() == []
 

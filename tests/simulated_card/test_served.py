@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from card import IEEE, SimulatedCard
 from contract_child import distance, on_cpu, vision_rows
-from served import MEMORY_MB, ask, serving, where
+from served import MEMORY_MB, PATH, ask, serving, where
 from server_process import ServerProcess
+from wellness import assert_still_well
 
 TIERS = ["fp16: {replicas: 2, resources: {NPU: 1}}", "fp32: {resources: {NPU: 1}}"]
 REPLACED_WITHIN_S = 90.0
@@ -63,6 +64,7 @@ def test_memory_that_runs_out_is_503_and_passes(ieee: ServerProcess) -> None:
     refused = ask(ieee, x[:1])
     assert (refused.status, refused.json()["code"]) == (503, "device_oom")
     assert ask(ieee, x[1:]).status == 200
+    assert_still_well(ieee, PATH, client.infer_body("x", vision_rows(1)))
     x[:, 0, 0, 0] = MEMORY_MB / 3
     answered = ask(ieee, x)
     assert answered.status == 200, answered.body
