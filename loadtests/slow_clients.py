@@ -38,7 +38,8 @@ from loadtests.server_process import ROOT, halftone
 
 Kind = Literal["headers", "bodies", "readers"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-MAX_RATIO, MAX_HELD_S = 1.5, 12.0
+#: Ten seconds, and what the slow clients' own clock is coarse by.
+MAX_HELD_S = 12.0
 RESULTS = ROOT / "loadtests" / "results"
 PATH = "/v2/models/echo/infer"
 ROWS = 64
