@@ -317,10 +317,9 @@ class Service:
         return _json(descriptions.metrics_targets(address, await self._from_hub(self._hub.processes())))
 
     def _openapi(self) -> dict[str, Any]:
-        signatures = {
-            name: model.signature for name, model in self._models.items() if model.signature is not None
-        }
-        return openapi_document(signatures, __version__)
+        signatures = {name: model.signature for name, model in self._models.items()}
+        tiers = {tier for model in self._models.values() for tier in model.lanes}
+        return openapi_document(signatures, __version__, tiers)
 
 
 def _wants_openmetrics(request: Request) -> bool:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from serving import errors
 from serving.errors import RequestError
-from serving.tensors import DTYPES, FREE, Signature, TensorSpec
-
-_Json = dict[str, Any]
+from serving.protocol import openapi_schemas as schemas
+from serving.protocol.openapi_schemas import Json, object_of, reference_to
+from serving.tensors import Signature
 
 _PRECISION_FORMS = (
     "A tier by name (`fp32`), a sensitivity class (`critical`), or a tolerance (`rel_l2<=1e-3`). "
@@ -51,24 +51,32 @@ _INFER_ERRORS: tuple[type[RequestError], ...] = (
     errors.TierLost,
     errors.Deadline,
 )
-#: What any route may answer.
+#: What any route may answer: every request may have a body, and a body that never ends.
 _COMMON_ERRORS: tuple[type[RequestError], ...] = (
+    errors.BadJson,
+    errors.BadHeader,
+    errors.BodyTimeout,
+    errors.TooLarge,
     errors.Unauthorized,
     errors.MethodNotAllowed,
     errors.InternalError,
 )
 
 
-def openapi_document(models: Mapping[str, Signature], version: str) -> dict[str, Any]:
+def openapi_document(
+    models: Mapping[str, Signature | None], version: str, tiers: Collection[str] = ()
+) -> dict[str, Any]:
     """Describe every route.
 
     Args:
-        models: The served models' signatures, by name.
+        models: The served models' signatures, by name; None while a model is loading.
         version: Halftone's own version.
+        tiers: Names of the models' tiers; none: any name.
 
     Returns:
         An OpenAPI 3.1 document, ready to be written as JSON.
     """
+    loaded = {name: signature for name, signature in models.items() if signature is not None}
     return {
         "openapi": "3.1.0",
         "info": {
@@ -77,91 +85,111 @@ def openapi_document(models: Mapping[str, Signature], version: str) -> dict[str,
             "summary": "PyTorch models served at several precisions over the Open Inference Protocol v2.",
         },
         "security": [{}, {"bearer": []}],
-        "paths": {**_server_paths(), **_model_paths(sorted(models))},
+        "paths": {**_server_paths(), **_model_paths(sorted(models), sorted(tiers), loaded)},
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
             "headers": {name: _reply_header(text) for name, text in _REPLY_HEADERS.items()},
-            "schemas": {**_protocol_schemas(), **_model_schemas(models)},
+            "schemas": {**schemas.protocol_schemas(), **schemas.model_schemas(loaded)},
         },
     }
 
 
-def _server_paths() -> _Json:
+def _server_paths() -> Json:
+    live, ready = schemas.ready_schema("live"), schemas.ready_schema("ready")
+    no_hub: list[type[RequestError]] = [errors.NotReady]
+    metrics = _operation(
+        "metrics", "Prometheus metrics of all processes.", schemas.TEXT, media="text/plain", failures=no_hub
+    )
+    metadata = schemas.server_metadata_schema()
+    repository = schemas.repository_schema()
     return {
-        "/v2": {"get": _operation("serverMetadata", "The server's name, version and extensions.", _object())},
-        "/v2/health/live": {"get": _operation("live", "Whether the process runs.", _object())},
+        "/v2": {"get": _operation("serverMetadata", "The server's name, version and extensions.", metadata)},
+        "/v2/health/live": {"get": _operation("live", "Whether the process runs.", live)},
         "/v2/health/ready": {
-            "get": _operation("ready", "Whether every tier is ready.", _object(), failures=[errors.NotReady])
+            "get": _operation("ready", "Whether every tier is ready.", ready, failures=[errors.NotReady])
         },
         "/v2/repository/index": {
-            "post": _operation(
-                "repositoryIndex", "The models and their states.", {"type": "array", "items": _object()}
-            )
+            "post": _operation("repositoryIndex", "The models and their states.", repository)
         },
-        "/metrics": {
-            "get": _operation(
-                "metrics",
-                "Prometheus metrics of all processes.",
-                {"type": "string"},
-                media="text/plain",
-                failures=[errors.NotReady],
-            )
-        },
+        "/metrics": {"get": metrics},
         "/metrics/processes": {
             "get": _operation(
                 "metricsTargets",
                 "Every process, for Prometheus' HTTP service discovery.",
-                {"type": "array", "items": _object()},
-                failures=[errors.NotReady],
+                schemas.targets_schema(),
+                failures=no_hub,
             )
         },
         "/metrics/processes/{process}": {
-            "parameters": [{"name": "process", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "parameters": [_path_parameter("process", [])],
             "get": _operation(
                 "processMetrics",
                 "Prometheus metrics of one process.",
-                {"type": "string"},
+                schemas.TEXT,
                 media="text/plain",
-                failures=[errors.UnknownRoute, errors.NotReady],
+                failures=[errors.UnknownRoute, *no_hub],
             ),
         },
-        "/openapi.json": {"get": _operation("openapi", "This document.", _object())},
+        "/openapi.json": {"get": _operation("openapi", "This document.", object_of())},
     }
 
 
-def _model_paths(names: list[str]) -> _Json:
-    # A parameter's `enum` must not be empty.
-    schema: _Json = {"type": "string", **({"enum": names} if names else {})}
-    model = {"name": "model", "in": "path", "required": True, "schema": schema}
+def _model_paths(models: list[str], tiers: list[str], loaded: Mapping[str, Signature]) -> Json:
+    model = _path_parameter("model", models)
     missing: list[type[RequestError]] = [errors.UnknownModel]
-    reads = {
-        "": ("modelMetadata", "The model's signature, tiers and attested precision.", missing),
-        "/ready": ("modelReady", "Whether the model is ready.", [*missing, errors.NotReady]),
-        "/config": ("modelConfig", "The model's configuration, as Triton's clients expect it.", missing),
-        "/stats": ("modelStatistics", "Counts and durations, as Triton's clients expect them.", missing),
-        "/example": ("modelExample", "A body to post to `/infer`.", [*missing, errors.NotReady]),
-        "/precision": ("modelPrecision", "Each tier's measured divergence, its state and why.", missing),
+    unready: list[type[RequestError]] = [*missing, errors.NotReady]
+    reads: dict[str, tuple[str, str, Json, list[type[RequestError]]]] = {
+        "": (
+            "modelMetadata",
+            "The model's signature, tiers and attested precision.",
+            schemas.metadata_schema(),
+            unready,
+        ),
+        "/ready": ("modelReady", "Whether the model is ready.", schemas.ready_schema("ready"), unready),
+        "/config": (
+            "modelConfig",
+            "The model's configuration, as Triton's clients expect it.",
+            schemas.configuration_schema(),
+            unready,
+        ),
+        "/stats": (
+            "modelStatistics",
+            "Counts and durations, as Triton's clients expect them.",
+            schemas.statistics_schema(),
+            unready,
+        ),
+        "/example": ("modelExample", "A body to post to `/infer`.", reference_to("InferRequest"), unready),
+        "/precision": (
+            "modelPrecision",
+            "Each tier's measured divergence, its state and why.",
+            schemas.precision_schema(),
+            missing,
+        ),
     }
-    schemas = {"/example": _reference("InferRequest"), "/precision": _precision_schema()}
-    paths: _Json = {
+    paths: Json = {
         f"/v2/models/{{model}}{suffix}": {
             "parameters": [model],
-            "get": _operation(name, text, schemas.get(suffix, _object()), failures=failures),
+            "get": _operation(name, text, schema, failures=failures),
         }
-        for suffix, (name, text, failures) in reads.items()
+        for suffix, (name, text, schema, failures) in reads.items()
     }
-    paths |= _tier_paths(model)
-    paths["/v2/models/{model}/infer"] = {"parameters": [model], "post": _infer_operation()}
+    paths |= _tier_paths(model, _path_parameter("tier", tiers))
+    paths["/v2/models/{model}/infer"] = {"parameters": [model], "post": _infer_operation(loaded)}
     return paths
 
 
-def _tier_paths(model: _Json) -> _Json:
+def _path_parameter(name: str, values: list[str]) -> Json:
+    # An `enum` must not be empty; without one, the name is at least not.
+    known: Json = {"enum": values} if values else {"minLength": 1}
+    return {"name": name, "in": "path", "required": True, "schema": {**schemas.TEXT, **known}}
+
+
+def _tier_paths(model: Json, tier: Json) -> Json:
     """What an operator does to a tier."""
-    tier = {"name": "tier", "in": "path", "required": True, "schema": {"type": "string"}}
     body = {
         "required": False,
         "content": {
-            "application/json": {"schema": _object({"reason": {"type": "string"}}, required=["reason"])}
+            "application/json": {"schema": object_of({"reason": {"type": "string"}}, required=["reason"])}
         },
     }
     failures = [
@@ -175,7 +203,7 @@ def _tier_paths(model: _Json) -> _Json:
         "trip": "Take a tier out of service until it is reset: its traffic goes to a more precise one.",
         "reset": "Let a tier serve again; what was measured of it is forgotten.",
     }
-    done = _object({name: {"type": "string"} for name in ("model", "tier", "action")})
+    done = object_of({name: {"type": "string"} for name in ("model", "tier", "action")})
     return {
         f"/v2/models/{{model}}/tiers/{{tier}}/{action}": {
             "parameters": [model, tier],
@@ -185,45 +213,15 @@ def _tier_paths(model: _Json) -> _Json:
     }
 
 
-def _precision_schema() -> _Json:
-    """What `GET /v2/models/{m}/precision` answers."""
-    figure = {"type": ["number", "null"], "description": "null where it is not known, or infinite."}
-    figures = _object(additionalProperties=figure)
-    tier = _object(
-        {
-            "state": {"enum": ["serving", "tripped", "probing"]},
-            "reason": {"type": "string"},
-            "by_hand": {"type": "boolean"},
-            "samples": {"type": "integer", "minimum": 0},
-            "budget_ratio": figure,
-            "quantiles": figures,
-            "bounds": figures,
-        },
-        required=["state", "reason"],
-    )
-    budget = {name: {"type": "number"} for name in ("limit", "quantile", "window", "min_samples")}
-    return _object(
-        {
-            "model": {"type": "string"},
-            "reference": {"type": ["string", "null"]},
-            "sample": {"type": "number"},
-            "budget": _object({"metric": {"type": "string"}, **budget}),
-            "floor": figures,
-            "tiers": _object(additionalProperties=tier),
-        },
-        required=["model", "reference", "budget", "floor", "tiers"],
-    )
-
-
-def _infer_operation() -> _Json:
+def _infer_operation(loaded: Mapping[str, Signature]) -> Json:
     operation = _operation(
         "infer",
         "Run the model.",
-        _reference("InferResponse"),
+        reference_to("InferResponse"),
         failures=[errors.UnknownModel, *_INFER_ERRORS],
     )
     operation["parameters"] = [
-        _request_header("X-Precision", _PRECISION_FORMS, {"type": "string"}),
+        _request_header("X-Precision", _PRECISION_FORMS, {"type": "string", "pattern": r"\S"}),
         _request_header(
             "X-Precision-Verify",
             "Run the reference too and report the distance of this very request.",
@@ -232,7 +230,11 @@ def _infer_operation() -> _Json:
         _request_header(
             "X-Request-Timeout-Seconds", "When to give up.", {"type": "number", "exclusiveMinimum": 0}
         ),
-        _request_header("X-Request-Id", "Echoed in the reply.", {"type": "string", "maxLength": 128}),
+        _request_header(
+            "X-Request-Id",
+            "Echoed in the reply if it is at most 128 printable ASCII characters; else a new one is made.",
+            schemas.TEXT,
+        ),
         _request_header(
             "Inference-Header-Content-Length",
             "Where the JSON of a binary body ends, in bytes.",
@@ -242,9 +244,12 @@ def _infer_operation() -> _Json:
             "Content-Encoding", "How the body is compressed.", {"enum": ["identity", "gzip", "deflate"]}
         ),
     ]
+    request: Json = {"schema": reference_to("InferRequest")}
+    if examples := schemas.request_examples(loaded):
+        request["examples"] = examples
     operation["requestBody"] = {
         "required": True,
-        "content": {"application/json": {"schema": _reference("InferRequest")}, **_binary_content()},
+        "content": {"application/json": request, **_binary_content()},
     }
     success = operation["responses"]["200"]
     success["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in _REPLY_HEADERS}
@@ -252,7 +257,7 @@ def _infer_operation() -> _Json:
     return operation
 
 
-def _binary_content() -> _Json:
+def _binary_content() -> Json:
     return {
         "application/octet-stream": {
             "schema": {"description": "JSON, then raw little-endian tensors (binary tensor data extension)."}
@@ -263,11 +268,11 @@ def _binary_content() -> _Json:
 def _operation(
     name: str,
     summary: str,
-    schema: _Json,
+    schema: Json,
     *,
     media: str = "application/json",
     failures: Iterable[type[RequestError]] = (),
-) -> _Json:
+) -> Json:
     success = {
         "description": "Success.",
         "headers": {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}},
@@ -277,7 +282,7 @@ def _operation(
     return {"operationId": name, "summary": summary, "responses": responses}
 
 
-def _error_responses(failures: Iterable[type[RequestError]]) -> _Json:
+def _error_responses(failures: Iterable[type[RequestError]]) -> Json:
     """One response for each status, naming the codes that share it."""
     codes: dict[int, list[str]] = {}
     for failure in failures:
@@ -285,80 +290,21 @@ def _error_responses(failures: Iterable[type[RequestError]]) -> _Json:
     return {str(status): _error_response(status, slugs) for status, slugs in sorted(codes.items())}
 
 
-def _error_response(status: int, codes: list[str]) -> _Json:
-    headers: _Json = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
+def _error_response(status: int, codes: list[str]) -> Json:
+    headers: Json = {"X-Request-Id": {"$ref": "#/components/headers/X-Request-Id"}}
     if status == errors.Overloaded.status:
         seconds = {"type": "integer", "minimum": 0}
         headers["Retry-After"] = {"description": "Seconds to wait before trying again.", "schema": seconds}
     return {
         "description": f"Code {', '.join(f'`{code}`' for code in codes)}.",
         "headers": headers,
-        "content": {"application/json": {"schema": _reference("Error")}},
+        "content": {"application/json": {"schema": reference_to("Error")}},
     }
 
 
-def _protocol_schemas() -> _Json:
-    scalar = {"type": ["string", "number", "boolean", "null"]}
-    parameters = _object(additionalProperties=scalar)
-    tensor = {
-        "name": {"type": "string"},
-        "datatype": {"enum": list(DTYPES)},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1},
-        "parameters": parameters,
-        "data": {"type": "array", "description": "Row-major, flat or nested; absent where sent in binary."},
-    }
-    output = _object({"name": {"type": "string"}, "parameters": parameters}, required=["name"])
-    head: _Json = {"id": {"type": "string", "maxLength": 128}, "parameters": parameters}
-    tensors = {"type": "array", "items": _reference("Tensor")}
-    named = {"model_name": {"type": "string"}, "model_version": {"type": "string"}}
-    slug = {"type": "string", "description": "What went wrong, for programs."}
-    return {
-        "Error": _object(
-            {"error": {"type": "string"}, "code": slug, "id": {"type": "string"}},
-            required=["error", "code", "id"],
-        ),
-        "Tensor": _object(tensor, required=["name", "datatype", "shape"]),
-        "InferRequest": _object(
-            {**head, "inputs": tensors, "outputs": {"type": "array", "items": output}}, required=["inputs"]
-        ),
-        "InferResponse": _object(
-            {**named, **head, "outputs": tensors}, required=["model_name", "model_version", "outputs"]
-        ),
-    }
-
-
-def _model_schemas(models: Mapping[str, Signature]) -> _Json:
-    """Each model's inputs and outputs, for readers and for generated clients."""
-    return {
-        f"model.{name}": _object(
-            {
-                "inputs": {"type": "array", "prefixItems": [_tensor_schema(s) for s in signature.inputs]},
-                "outputs": {"type": "array", "prefixItems": [_tensor_schema(s) for s in signature.outputs]},
-            }
-        )
-        for name, signature in sorted(models.items())
-    }
-
-
-def _tensor_schema(spec: TensorSpec) -> _Json:
-    sizes: list[_Json] = [
-        {"type": "integer", "minimum": 1} if n == FREE else {"const": n} for n in spec.shape
-    ]
-    shape: _Json = {"type": "array", "prefixItems": sizes, "minItems": len(sizes), "maxItems": len(sizes)}
-    return _object({"name": {"const": spec.name}, "datatype": {"const": spec.dtype}, "shape": shape})
-
-
-def _object(properties: _Json | None = None, **keywords: Any) -> _Json:
-    return {"type": "object", **({"properties": properties} if properties else {}), **keywords}
-
-
-def _reference(name: str) -> _Json:
-    return {"$ref": f"#/components/schemas/{name}"}
-
-
-def _request_header(name: str, description: str, schema: _Json) -> _Json:
+def _request_header(name: str, description: str, schema: Json) -> Json:
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
-def _reply_header(description: str) -> _Json:
+def _reply_header(description: str) -> Json:
     return {"description": description, "schema": {"type": "string"}}

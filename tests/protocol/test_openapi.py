@@ -112,3 +112,22 @@ def test_models_and_their_tensors() -> None:
     assert names == ["classifier", "encoder"]
     tensor = document["components"]["schemas"]["model.classifier"]["properties"]["inputs"]["prefixItems"][0]
     assert tensor["properties"]["shape"]["prefixItems"] == [{"type": "integer", "minimum": 1}, {"const": 128}]
+
+
+def test_a_model_that_loads_is_named_before_its_signature_is_known() -> None:
+    """Its routes answer 503 until then, and the document says so."""
+    document = openapi_document({**MODELS, "slow": None}, "0", {"fp32", "fp16"})
+    OpenAPIV31SpecValidator(document).validate()
+    item = document["paths"]["/v2/models/{model}"]
+    assert item["parameters"][0]["schema"]["enum"] == ["classifier", "encoder", "slow"]
+    assert "503" in item["get"]["responses"]
+    assert "model.slow" not in document["components"]["schemas"]
+    trip = document["paths"]["/v2/models/{model}/tiers/{tier}/trip"]
+    assert trip["parameters"][1]["schema"]["enum"] == ["fp16", "fp32"]
+
+
+def test_every_route_tells_what_may_become_of_a_body() -> None:
+    """Each request may carry one, even where none is wanted."""
+    for item in openapi_document(MODELS, "0")["paths"].values():
+        for method in {"get", "post"} & item.keys():
+            assert {"400", "401", "405", "408", "413", "500"} <= item[method]["responses"].keys()
