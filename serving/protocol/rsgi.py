@@ -132,7 +132,7 @@ class RsgiApp:
         headers: Headers | None = None
         try:
             headers = read_headers(scope.headers)
-            body = await self._read_body(headers, exchange)
+            body = await self._read_whole_body(headers, exchange)
             return await self._handle(Request(scope.method, scope.path, scope.query_string, headers, body))
         except asyncio.CancelledError:
             if not exchange.is_client_gone:
@@ -144,6 +144,15 @@ class RsgiApp:
         except Exception:
             _log.exception("unhandled error while answering a request")
             return self._refuse(InternalError("internal error"), headers)
+
+    async def _read_whole_body(self, headers: Headers, exchange: _Exchange) -> bytes:
+        try:
+            return await self._read_body(headers, exchange)
+        except RequestError as error:
+            # The server closes a connection that still holds some of a body. Its client must be told,
+            # or it loses the request that it sends next.
+            error.headers = (*error.headers, ("connection", "close"))
+            raise
 
     async def _read_body(self, headers: Headers, exchange: _Exchange) -> bytes:
         declared = headers.get("content-length")

@@ -37,7 +37,7 @@ class LoopThread:
 def refuse(error: RequestError, headers: Headers | None) -> Response:
     """As the gateway does it, the id echoed."""
     request_id = (headers.get("x-request-id") if headers else None) or "made"
-    reply_headers = [("content-type", "application/json"), ("x-request-id", request_id)]
+    reply_headers = [("content-type", "application/json"), ("x-request-id", request_id), *error.headers]
     return Response(error.status, reply_headers, error_body(error, request_id))
 
 

@@ -144,6 +144,25 @@ def test_a_body_that_does_not_arrive(wire: Any, start: Any, sent: bytes) -> None
     assert_refused(wire.exchange(start(echo, body_timeout_s=0.2), sent), 408, "body_timeout")
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"Content-Length: 100001\r\n\r\n" + b" " * 100_001,
+        b"Content-Length: 300001\r\n\r\n" + b" " * 300_001,
+        b"Content-Length: 100001\r\nExpect: 100-continue\r\n\r\n",
+        CHUNKED + b"\r\n" + (b"2710\r\n" + b" " * 10_000 + b"\r\n") * 11,
+        CHUNKED + b"\r\n" + b"1\r\n \r\n" * 70_000,
+        b"Content-Length: 2\r\n\r\n{",
+    ],
+)
+def test_a_client_whose_body_is_not_taken_is_told_to_connect_anew(wire: Any, start: Any, sent: bytes) -> None:
+    """The server closes then: what is sent next on that connection would be lost."""
+    port = start(echo, body_timeout_s=0.5, max_body_chunks=1000)
+    reply = wire.exchange(port, b"POST / HTTP/1.1\r\nHost: h\r\n" + sent)
+    assert int(reply.split()[1]) in {408, 413}
+    assert b"\r\nconnection: close\r\n" in reply.lower()
+
+
 def test_a_truncated_body(wire: Any, start: Any) -> None:
     """A client that stops sending gets no answer that looks like one."""
     with wire.connect(start(echo)) as connection:
