@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +36,7 @@ from serving.observe.request_log import Trace, exemplar_of
 from serving.protocol.compression import decompress
 from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response
 from serving.protocol.oip import InferRequest, decode_infer, encode_infer
-from serving.routing.declaration import Tolerance, declared_precision
+from serving.routing.declaration import Tolerance, declared_precision, positive_number
 from serving.routing.policy import Decision
 from serving.tensors import Signature, Tensors, all_finite, size_bytes
 
@@ -152,7 +151,10 @@ class Inference:
         timeouts_s = [self._server.request_timeout_s]
         header = headers.get("x-request-timeout-seconds")
         if header is not None:
-            timeouts_s.append(_positive_number(header, "X-Request-Timeout-Seconds"))
+            timeout_s = positive_number(header.strip())
+            if timeout_s is None:
+                raise BadHeader("X-Request-Timeout-Seconds is a number above zero")
+            timeouts_s.append(timeout_s)
         timeout_us = parameters.get("timeout")
         if timeout_us is not None:
             if not isinstance(timeout_us, int) or isinstance(timeout_us, bool) or timeout_us < 0:
@@ -299,13 +301,3 @@ def _json_length(headers: Headers) -> int | None:
     if not (value.isascii() and value.isdigit() and len(value) <= 19):  # noqa: PLR2004  Below 2^63.
         raise BadHeader("Inference-Header-Content-Length is a whole number of bytes")
     return int(value)
-
-
-def _positive_number(text: str, name: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise BadHeader(f"{name} is a number above zero")
-    return number

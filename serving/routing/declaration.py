@@ -16,7 +16,9 @@ from serving.config import DivergenceMetric
 from serving.errors import BadPrecision, quote
 
 #: `metric<=bound`. No tier or class can have such a name.
-_TOLERANCE = re.compile(r"^([a-z][a-z0-9_]*)\s*<=\s*(\S+)$")
+_TOLERANCE = re.compile(r"^([a-z][a-z0-9_]*)[ \t]*<=[ \t]*(\S+)$")
+#: `float` takes more than anybody means: `1_0`, digits of other scripts.
+_NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _TOLERANCE_START = re.compile(r"^\S*\s*<")
 METRICS: tuple[str, ...] = get_args(DivergenceMetric)
 
@@ -62,10 +64,13 @@ def _tolerance(text: str) -> Tolerance:
     metric, number = parts.groups()
     if metric not in METRICS:
         raise BadPrecision(f"{quote(metric)} is not measured; these are: {', '.join(METRICS)}")
-    try:
-        bound = float(number)
-    except ValueError:
-        bound = math.nan
-    if not (math.isfinite(bound) and bound > 0):
+    bound = positive_number(number)
+    if bound is None:
         raise BadPrecision(f"the tolerance {quote(number)} is not a number above zero")
     return Tolerance(metric, bound)
+
+
+def positive_number(text: str) -> float | None:
+    """What a header says in decimal digits, as in `0.5` or `1e-3`; None unless finite and above zero."""
+    number = float(text) if _NUMBER.fullmatch(text) else 0.0
+    return number if math.isfinite(number) and number > 0 else None

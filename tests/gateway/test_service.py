@@ -243,6 +243,7 @@ REFUSALS: list[tuple[str, str, bytes, Pairs, int, str]] = [
     ("POST", INFER, body(), [("X-Precision", "rel_l2<=0")], 400, "bad_precision"),
     ("POST", INFER, body(), [("X-Precision-Verify", "yes")], 400, "bad_precision"),
     ("POST", INFER, body(), [("X-Request-Timeout-Seconds", "soon")], 400, "bad_header"),
+    ("POST", INFER, body(), [("X-Request-Timeout-Seconds", "1_0")], 400, "bad_header"),
     ("POST", INFER, body(), [("X-Request-Timeout-Seconds", "0")], 400, "bad_header"),
     ("POST", INFER, body(), [("X-Request-Timeout-Seconds", "nan")], 400, "bad_header"),
     ("POST", INFER, body(), [("X-Request-Timeout-Seconds", "inf")], 400, "bad_header"),
