@@ -16,7 +16,7 @@ CONFIGS ?= loadtests/bursts/fixed.yaml loadtests/bursts/adaptive.yaml
 # A name in lower case is the option, its value in upper case the variable: ROUNDS=1 is --rounds 1.
 option = $(if $($(1)),--$(shell echo $(1) | tr A-Z a-z) $($(1)))
 
-.PHONY: help serve test check format bench loadtest bursts footprint clean lock
+.PHONY: help serve test check format bench loadtest bursts footprint fuzz soak overload clean lock
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -52,6 +52,15 @@ bursts: $(VENV)/.runtime ## two configurations under the same bursts: CONFIGS="a
 
 footprint: $(VENV)/.runtime ## memory against bytes in flight and batches, seconds to ready
 	$(BIN)/python -m loadtests.footprint
+
+fuzz: $(VENV)/.runtime ## 100,000 spoiled requests to a server of their own: REQUESTS=100000 SEED=0
+	$(BIN)/python -m loadtests.fuzz $(foreach name,REQUESTS SEED,$(call option,$(name)))
+
+soak: $(VENV)/.runtime ## steady load on a server of its own, and whether its processes grow: MINUTES=10
+	$(BIN)/python -m loadtests.soak $(foreach name,MINUTES,$(call option,$(name)))
+
+overload: $(VENV)/.runtime ## ten times what a server of its own can take, and what each reply says: TIMES=10
+	$(BIN)/python -m loadtests.overload $(foreach name,TIMES,$(call option,$(name)))
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) $(PEERS) $(LOADTESTS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "models")]
+# The load generators and this folder's helpers are no packages.
+sys.path[:0] = [str(HERE.parents[1]), str(HERE), str(HERE / "models")]
 
 from server_process import ServerProcess, Start, ready_server  # noqa: E402  Beside this file.
 
