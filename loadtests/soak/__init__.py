@@ -1,0 +1,1 @@
+"""Steady load, and whether what a server's processes hold grows under it."""
