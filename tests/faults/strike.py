@@ -2,8 +2,9 @@
 
 Usage: python tests/faults/strike.py faulty:fp32 --model faulty --signal KILL
 
-The target is part of a process's title, as `ps -e -o pid,args | grep halftone` shows it:
-MODEL:TIER for a replica, `gateway`, `hub`. STOP freezes the process instead of ending it.
+The target is part of a process's title, as `ps -e -o pid,args | grep halftone` shows it: MODEL:TIER for a
+replica, `gateway`, `hub`; or `controller`, Serve's own. STOP freezes the process instead of ending it. With
+one replica of two killed, every reply should be 200; of the only one, some are 503 until it has healed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+CONTROLLER = "ServeController"
 CLIENTS = 4
 GIVE_UP_AFTER_S = 300.0
 
@@ -27,12 +29,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("target", help="as in faulty:fp32, gateway, hub")
+    parser.add_argument("target", help="as in faulty:fp32, gateway, hub, controller")
     parser.add_argument("--model", required=True, help="whose example is asked for all the while")
     parser.add_argument("--signal", default="KILL", choices=("KILL", "STOP", "TERM"))
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args()
-    victims = titled(f"halftone:{options.target}")
+    title = CONTROLLER if options.target == "controller" else f"halftone:{options.target}"
+    victims = titled(title)
     if not victims:
         print(f"no process of a server has {options.target!r} in its title", file=sys.stderr)
         return 2
@@ -53,7 +56,7 @@ def main() -> int:
     os.kill(victims[0], signal.Signals[f"SIG{options.signal}"])
     struck_s = time.monotonic()
     print(f"SIG{options.signal} to {victims[0]}, one of {len(victims)}")
-    healed = wait_until_healed(options.port, f"halftone:{options.target}", victims)
+    healed = wait_until_healed(options.port, title, victims)
     print(f"{'healed' if healed else 'NOT healed'} after {time.monotonic() - struck_s:.1f} s")
     over.set()
     for thread in threads:
