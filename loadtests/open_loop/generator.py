@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,6 +27,9 @@ from loadtests.open_loop.timer import Timer
 LEAD_S = 0.05
 #: Between two wake-ups: at higher rates requests leave in small groups, which are late by less than this.
 TICK_S = 0.0001
+#: A refusal that names the seconds after which to come back.
+OVERLOADED = 503
+_RETRY_AFTER = re.compile(rb"\r\nretry-after: *[1-9][0-9]*\r", re.IGNORECASE)
 
 
 class Generator:
@@ -46,7 +50,7 @@ class Generator:
         self._next, self._unanswered, self._start_s = 0, count, 0.0
         self._sent_s, self._done_s = [np.nan] * count, [np.nan] * count
         self._status, self._waited = [0] * count, [False] * count
-        self._violations = 0
+        self._violations, self._unannounced = 0, 0
         self._finished, self._closed = asyncio.Event(), asyncio.Event()
         self._open: set[Connection] = set()
         self._reconnecting: set[asyncio.Task[None]] = set()
@@ -77,6 +81,7 @@ class Generator:
             waited=np.array(self._waited, dtype=bool),
             violations=self._violations,
             end_s=end_s,
+            unannounced=self._unannounced,
         )
 
     async def _close(self) -> None:
@@ -99,6 +104,8 @@ class Generator:
         self._done_s[number], self._status[number] = time.monotonic(), status
         if not self._exchanges[number].accepts(head) and 200 <= status < 300:  # noqa: PLR2004  Success.
             self._violations += 1
+        elif status == OVERLOADED and not _RETRY_AFTER.search(head):
+            self._unannounced += 1
         self._one_less(connection)
         self._make_idle(connection)
 

@@ -28,6 +28,7 @@ class Outcome:
         waited: whether all connections were taken when it was due.
         violations: answers by a tier that the request had not declared, nor a more precise one.
         end_s: when the run was given up or complete.
+        unannounced: refusals with 503 that do not say when to come back.
     """
 
     due_s: FloatArray
@@ -37,6 +38,7 @@ class Outcome:
     waited: NDArray[np.bool_]
     violations: int
     end_s: float
+    unannounced: int = 0
 
     def after(self, warmup_s: float) -> Outcome:
         """Without the requests that were due before that."""
@@ -49,6 +51,7 @@ class Outcome:
             self.waited[kept],
             self.violations,
             self.end_s,
+            self.unannounced,
         )
 
     @property

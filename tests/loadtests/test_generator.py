@@ -158,3 +158,13 @@ def test_an_answer_by_another_tier_is_a_violation(tiers: set[bytes] | None, viol
     """The server says fp32."""
     found = run(lambda *_: OK, [0.0, 0.0], tiers=None if tiers is None else frozenset(tiers))
     assert found.summary()["precision_violations"] == violations
+
+
+@pytest.mark.parametrize(
+    ("header", "unannounced"), [(b"Retry-After: 2\r\n", 0), (b"", 2), (b"retry-after: 0\r\n", 2)]
+)
+def test_a_refusal_that_does_not_say_when_to_come_back_is_counted(header: bytes, unannounced: int) -> None:
+    """Each 503 is looked at."""
+    refusal = b"HTTP/1.1 503 Busy\r\n" + header + b"content-length: 0\r\n\r\n"
+    found = run(lambda *_: refusal, [0.0, 0.0])
+    assert (found.status.tolist(), found.unannounced) == ([503, 503], unannounced)

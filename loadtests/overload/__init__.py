@@ -1,0 +1,1 @@
+"""More than a server can take."""
