@@ -15,7 +15,8 @@ from pathlib import Path
 from loadtests.footprint import processes
 from loadtests.growth.task_count import tasks_of
 
-_TITLE = re.compile(r"halftone:[\w:.-]+")
+#: Without the method that Ray appends while it runs one.
+_TITLE = re.compile(r"halftone:[\w:-]+")
 #: The process that was started, and its name in reports.
 SERVE = "halftone serve"
 
@@ -89,7 +90,7 @@ class Watch:
         for pid in processes.descendants(self._pid):
             title = _TITLE.search(processes.command_line(pid))
             if title is not None:
-                found[f"{title[0].rstrip('.')} {pid}"] = pid
+                found[f"{title[0]} {pid}"] = pid
         figures = {name: self._figures(pid) for name, pid in sorted(found.items())}
         return Sample(time.monotonic(), figures, self._series())
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadtests.growth import BOUNDS, Figures, Growth, Watch, growths
-from loadtests.growth.figures import SERVE, Sample
+from loadtests.growth.figures import _TITLE, SERVE, Sample
 from loadtests.growth.task_count import tasks_of
 from loadtests.growth.trend import fit
 
@@ -114,3 +114,13 @@ def test_a_server_that_does_not_answer_is_a_failure_of_the_watch(tmp_path: Path)
     with watch.running():
         pass
     assert watch.failures
+
+
+@pytest.mark.parametrize(
+    "title", ["ray::ServeReplica:halftone:m:fp16", "ray::ServeReplica:halftone:m:fp16.check_health"]
+)
+def test_a_process_keeps_its_name_while_ray_runs_a_method(title: str) -> None:
+    """Ray appends the method's name to the title, for as long as it runs."""
+    found = _TITLE.search(title)
+    assert found is not None
+    assert found[0] == "halftone:m:fp16"
