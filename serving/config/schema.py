@@ -27,6 +27,12 @@ class ServerConfig(Section):
         default=1024, ge=1, le=65_536, description="Open at a time, per gateway. Others are answered 503."
     )
     max_body_bytes: int = Field(default=67_108_864, ge=1024, le=2**31 - 1)
+    max_held_bytes: int = Field(
+        default=536_870_912,
+        ge=1024,
+        le=2**40,
+        description="Of all bodies that a gateway holds. Requests with more are answered 503.",
+    )
     body_timeout_s: float = Field(default=10.0, gt=0, le=600, description="For a body to arrive whole.")
     request_timeout_s: float = Field(
         default=30.0,

@@ -15,7 +15,15 @@ from typing import Any
 
 from granian.rsgi import ProtocolClosed, ProtocolError
 
-from serving.errors import BadHeader, BadJson, BodyTimeout, InternalError, RequestError, TooLarge
+from serving.errors import (
+    BadHeader,
+    BadJson,
+    BodyTimeout,
+    InternalError,
+    Overloaded,
+    RequestError,
+    TooLarge,
+)
 from serving.protocol.http import UNDECODABLE, Headers, Request, Response
 
 Handle = Callable[[Request], Awaitable[Response]]
@@ -25,6 +33,12 @@ Refuse = Callable[[RequestError, Headers | None], Response]
 #: The server spends far more on a chunk than on its bytes, and tells us of each one. At the
 #: default limit of 64 MiB this allows chunks of 1 KiB; a body in 1-byte chunks ends here.
 MAX_BODY_CHUNKS = 65_536
+#: Of all bodies together: eight of the default limit.
+MAX_HELD_BYTES = 536_870_912
+#: A declared length is reserved up to here. Of a longer body only what has arrived is counted, or a few
+#: clients could fill the memory with promises; telling costs a little for each piece that arrives.
+MAX_PROMISED_BYTES = 1_048_576
+RETRY_AFTER_S = 1
 #: For the rest of a refused body, before the answer is sent all the same.
 DISCARD_TIMEOUT_S = 1.0
 #: How old a request is before its client is watched and its body's time limit is looked at.
@@ -48,6 +62,7 @@ class RsgiApp:
         *,
         refuse: Refuse,
         max_body_bytes: int,
+        max_held_bytes: int = MAX_HELD_BYTES,
         body_timeout_s: float = 10.0,
         max_body_chunks: int = MAX_BODY_CHUNKS,
         cancel_on_disconnect: bool = True,
@@ -58,6 +73,8 @@ class RsgiApp:
             handle: Answers a complete request.
             refuse: Answers an error that happens before `handle` runs, or in it.
             max_body_bytes: What a body may hold, as received.
+            max_held_bytes: What the bodies of all requests together may hold. One that has it to itself is
+                bounded by `max_body_bytes` alone.
             body_timeout_s: How long a body may take to arrive.
             max_body_chunks: Into how many chunks a body of unknown length may be split.
             cancel_on_disconnect: Whether `handle` is cancelled when its client goes away.
@@ -65,6 +82,9 @@ class RsgiApp:
         self._handle = handle
         self._refuse = refuse
         self._max_body_bytes = max_body_bytes
+        self._max_held_bytes = max_held_bytes
+        #: Of bodies that arrive, or whose requests are not answered yet.
+        self._held_bytes = 0
         self._body_timeout_s = body_timeout_s
         self._max_body_chunks = max_body_chunks
         self._cancel_on_disconnect = cancel_on_disconnect
@@ -102,6 +122,7 @@ class RsgiApp:
             response = await self._respond(scope, exchange)
         finally:
             del self._running[task]
+            self._held_bytes -= exchange.held_bytes
             if exchange.gone is not None:
                 exchange.gone.cancel()
         if response is not None:
@@ -162,8 +183,8 @@ class RsgiApp:
         exchange.is_reading = True
         try:
             if declared is None or chunked:
-                return await self._read_chunks(headers, exchange.proto)
-            return await self._read_declared(declared, headers, exchange.proto)
+                return await self._read_chunks(headers, exchange, max_chunks=self._max_body_chunks)
+            return await self._read_declared(declared, headers, exchange)
         except asyncio.CancelledError:
             if not exchange.is_late:
                 raise
@@ -174,30 +195,48 @@ class RsgiApp:
         finally:
             exchange.is_reading = False
 
-    async def _read_declared(self, declared: str, headers: Headers, proto: Any) -> bytes:
+    async def _read_declared(self, declared: str, headers: Headers, exchange: _Exchange) -> bytes:
         # The server has already refused what is no number; it also ends the body at this length.
         if not (declared.isascii() and declared.isdigit()):
             raise BadHeader("Content-Length must be a number")
         if int(declared) > self._max_body_bytes:
-            await self._discard(headers, proto)
+            await self._discard(headers, exchange.proto)
             raise self._too_large()
-        body: bytes = await proto()
+        if int(declared) > MAX_PROMISED_BYTES:
+            return await self._read_chunks(headers, exchange, max_chunks=None)
+        if not self._holds(exchange, int(declared)):
+            await self._discard(headers, exchange.proto)
+            raise self._no_room()
+        body: bytes = await exchange.proto()
         return body
 
-    async def _read_chunks(self, headers: Headers, proto: Any) -> bytes:
+    def _holds(self, exchange: _Exchange, size_bytes: int) -> bool:
+        """Reserve room for more of a request's body, if there is any."""
+        others_bytes = self._held_bytes - exchange.held_bytes
+        if others_bytes and self._held_bytes + size_bytes > self._max_held_bytes:
+            return False
+        self._held_bytes += size_bytes
+        exchange.held_bytes += size_bytes
+        return True
+
+    async def _read_chunks(self, headers: Headers, exchange: _Exchange, *, max_chunks: int | None) -> bytes:
         # One growing buffer, whose content `getvalue` hands out without a copy: memory stays
         # with the bytes received, whatever the chunks.
         buffer = BytesIO()
         chunks, size_bytes = 0, 0
-        async for chunk in proto:
+        async for chunk in exchange.proto:
             chunks += 1
             size_bytes += len(chunk)
             if size_bytes > self._max_body_bytes:
                 buffer.close()
-                await self._discard(headers, proto)
+                await self._discard(headers, exchange.proto)
                 raise self._too_large()
-            if chunks > self._max_body_chunks:
-                raise TooLarge(f"the body is split into more than {self._max_body_chunks} chunks")
+            if not self._holds(exchange, len(chunk)):
+                buffer.close()
+                await self._discard(headers, exchange.proto)
+                raise self._no_room()
+            if max_chunks is not None and chunks > max_chunks:
+                raise TooLarge(f"the body is split into more than {max_chunks} chunks")
             buffer.write(chunk)
         return buffer.getvalue()
 
@@ -217,6 +256,11 @@ class RsgiApp:
                     if discarded_bytes > self._max_body_bytes:
                         return
 
+    def _no_room(self) -> Overloaded:
+        return Overloaded(
+            "the bodies of other requests fill the memory that there is for them", RETRY_AFTER_S
+        )
+
     def _too_large(self) -> TooLarge:
         return TooLarge(f"the body is larger than {self._max_body_bytes} bytes")
 
@@ -224,13 +268,15 @@ class RsgiApp:
 class _Exchange:
     """One request on its way through the adapter."""
 
-    __slots__ = ("gone", "is_late", "is_reading", "proto", "started_s", "task")
+    __slots__ = ("gone", "held_bytes", "is_late", "is_reading", "proto", "started_s", "task")
 
     def __init__(self, proto: Any, task: asyncio.Task[Any], started_s: float) -> None:
         self.proto = proto
         self.task = task
         self.started_s = started_s
         self.is_reading = False
+        #: Of its body, as far as it is counted.
+        self.held_bytes = 0
         #: Whether reading was ended because it took too long.
         self.is_late = False
         #: Done once the client has gone; None until somebody watches.

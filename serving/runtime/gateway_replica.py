@@ -217,6 +217,7 @@ class GatewayReplica:
             self._service.handle,
             refuse=self._service.refuse,
             max_body_bytes=server.max_body_bytes,
+            max_held_bytes=server.max_held_bytes,
             body_timeout_s=server.body_timeout_s,
         )
         self._drain_timeout_s = server.drain_timeout_s

@@ -258,3 +258,89 @@ def test_many_at_once(wire: Any, start: Any) -> None:
     for thread in threads:
         thread.join()
     assert sorted(right) == list(range(1, 33))
+
+
+class Holding:
+    """Answers no request with a body before it is let go."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._gate = asyncio.Event()
+        self.waiting = 0
+
+    async def __call__(self, request: Request) -> Response:
+        if request.body:
+            self.waiting += 1
+            await self._gate.wait()
+            self.waiting -= 1
+        return await echo(request)
+
+    def let_go(self) -> None:
+        """All that wait, and those that come."""
+        self._loop.call_soon_threadsafe(self._gate.set)
+
+
+def sent(wire: Any, port: int, request: bytes) -> Any:
+    """A connection on which a request is under way."""
+    connection = wire.connect(port)
+    connection.sendall(request)
+    return connection
+
+
+@pytest.mark.parametrize("form", [b"Content-Length: 900\r\n", CHUNKED])
+def test_bodies_together_are_bounded(wire: Any, start: Any, loop_thread: Any, form: bytes) -> None:
+    """Those beyond it are refused until others are answered; requests without a body are not."""
+    handle = Holding(loop_thread.loop)
+    port = start(handle, max_held_bytes=1000)
+    request = post(form, body=b"384\r\n" + b"x" * 900 + b"\r\n0\r\n\r\n" if form == CHUNKED else b"x" * 900)
+    with sent(wire, port, request) as first:
+        eventually(lambda: handle.waiting == 1)
+        reply = wire.exchange(port, request)
+        assert_refused(reply, 503, "overloaded")
+        assert b"retry-after: 1" in reply
+        assert parsed(wire.get(port))[0] == 200
+        handle.let_go()
+        assert parsed(first.recv(65536))[1]["size"] == 900
+    eventually(lambda: handle.waiting == 0)
+    assert parsed(wire.exchange(port, request))[1]["size"] == 900
+
+
+@pytest.mark.parametrize("form", [b"Content-Length: 50000\r\n", CHUNKED])
+def test_a_body_that_is_alone_may_be_as_large_as_any(wire: Any, start: Any, form: bytes) -> None:
+    """The bound on all of them is no other bound on one."""
+    body = b"x" * 50000
+    request = post(form, body=b"c350\r\n" + body + b"\r\n0\r\n\r\n" if form == CHUNKED else body)
+    assert parsed(wire.exchange(start(echo, max_held_bytes=1000), request))[1]["size"] == 50000
+
+
+def test_promises_of_large_bodies_hold_nothing(wire: Any, start: Any) -> None:
+    """What counts is what has arrived: a client that declares much and sends nothing shuts nobody out."""
+    limits = {"max_body_bytes": 1 << 30, "max_held_bytes": 1 << 20}
+    port = start(echo, **limits)
+    with sent(wire, port, post(b"Content-Length: 900000000\r\n", body=b"x")):
+        time.sleep(0.1)  # For the promise to be read; were it counted, what follows would be refused.
+        body = b"x" * 1_000_000
+        reply = wire.exchange(port, post(b"Content-Length: 1000000\r\n", body=body))
+        assert parsed(reply)[1]["size"] == len(body)
+
+
+def test_large_declared_bodies_arrive_whole(wire: Any, start: Any) -> None:
+    """Piece by piece, counted, however many pieces there are."""
+    size = 3_000_000
+    port = start(echo, max_body_bytes=size, max_body_chunks=2)
+    reply = wire.exchange(port, post(b"Content-Length: 3000000\r\n", body=b"x" * size))
+    assert parsed(reply)[1]["size"] == size
+
+
+def test_nothing_stays_held(wire: Any, make_server: Any, loop_thread: Any) -> None:
+    """After answers, refusals, late and lost clients."""
+    server = make_server(echo, app={"body_timeout_s": 0.3, "max_held_bytes": 5000})
+    loop_thread.run(server.start())
+    port, app = server.port, server._app
+    wire.exchange(port, post(b"Content-Length: 3\r\n", body=b"abc"))
+    wire.exchange(port, post(CHUNKED, body=b"3\r\nabc\r\n0\r\n\r\n"))
+    wire.exchange(port, post(b"Content-Length: 100001\r\n"))
+    wire.exchange(port, post(CHUNKED, body=b"5\r\nabc"))  # Late.
+    with sent(wire, port, post(b"Content-Length: 100\r\n", body=b"abc")):
+        eventually(lambda: app._held_bytes == 100)
+    eventually(lambda: app._held_bytes == 0 and app.running == 0)
