@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,11 +31,12 @@ import uvloop
 
 from loadtests.bench.report import machine
 from loadtests.fuzz.client import Client, NoAnswer
-from loadtests.fuzz.mutations import Sent, mutated
-from loadtests.fuzz.seeds import seeds
+from loadtests.fuzz.mutations import JSON_LENGTH, Sent, mutated, parts_of
+from loadtests.fuzz.seeds import ECHO_PATH, TYPED_PATH, seeds
 from loadtests.fuzz.verdict import fault
 from loadtests.growth import Watch, grown
 from loadtests.server_process import ROOT, halftone
+from serving.protocol.oip import MAX_CACHED_HEADS
 
 RESULTS = ROOT / "loadtests" / "results"
 FINDINGS = ROOT / "build" / "fuzz"
@@ -90,6 +91,27 @@ async def judged(client: Client, sent: Sent, answers: Counter[str]) -> str | Non
     return None
 
 
+def fill_caches(url: str) -> None:
+    """Good requests with as many heads as a gateway remembers: what is bounded is full from the start."""
+    good = [message for message in seeds() if message.header(JSON_LENGTH) is not None]
+    beginnings = [next(one for one in good if one.target == path) for path in (ECHO_PATH, TYPED_PATH)]
+
+    async def fill() -> None:
+        parts = urlsplit(url)
+        client = Client(parts.hostname or "127.0.0.1", parts.port or 80)
+        for number in range(MAX_CACHED_HEADS):
+            for message in beginnings:
+                text, tail = parts_of(message)
+                named = text.replace(b"{", b'{"id": "fill-%d", ' % number, 1)
+                whole = replace(message.with_header(JSON_LENGTH, b"%d" % len(named)), body=named + tail)
+                [reply] = await client.exchange(Sent(whole.wire(), True, whole))
+                if reply.status != 200:  # noqa: PLR2004
+                    raise RuntimeError(f"a good request failed: {reply}")
+        await client.close()
+
+    asyncio.run(fill())
+
+
 def still_well(url: str) -> list[str]:
     """Which good requests fail afterwards."""
 
@@ -130,6 +152,7 @@ def main() -> int:
         folder = Path(name)
         environment = {"TMPDIR": name, "PYTHONPATH": str(ROOT)}
         with halftone(CONFIG, folder / "log", environment) as (url, pid):
+            fill_caches(url)
             watch, began_s = Watch(url, pid, folder), time.monotonic()
             with watch.running():
                 found = uvloop.run(fuzz(url, numbers, options.seed))

@@ -17,6 +17,8 @@ from typing import Any
 
 from loadtests.fuzz.message import Message
 
+#: Where the JSON of a binary body ends.
+JSON_LENGTH = b"inference-header-content-length"
 #: In JSON, where something else belongs.
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**53 + 1, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 65504,
@@ -45,7 +47,7 @@ NUMBERS: tuple[bytes, ...] = (
     b"9223372036854775807",
 )  # fmt: skip
 OTHERS: dict[bytes, tuple[bytes, ...]] = {
-    b"inference-header-content-length": NUMBERS,
+    JSON_LENGTH: NUMBERS,
     b"x-request-timeout-seconds": NUMBERS,
     b"x-precision-verify": (b"true", b"TRUE", b"1", b"", b"false ", b"\xff"),
     b"x-request-id": (b"", b"a" * 129, b"\x7f", b"\xff", b'"}', b"a b", b"a" * 9000),
@@ -134,19 +136,19 @@ def spoil_body(message: Message, source: random.Random) -> Message:
 
 def spoil_text(message: Message, source: random.Random) -> Message:
     """Bytes of the JSON, whose length is told as it is."""
-    text, tail = parts(message)
+    text, tail = parts_of(message)
     return _with_parts(message, spoil_bytes(text, source), tail)
 
 
 def spoil_tail(message: Message, source: random.Random) -> Message:
     """Bytes of the tensors behind the JSON."""
-    text, tail = parts(message)
+    text, tail = parts_of(message)
     return _with_parts(message, text, spoil_bytes(tail, source))
 
 
 def spoil_values(message: Message, source: random.Random) -> Message:
     """Values of the JSON replaced, removed, added or doubled; still JSON."""
-    text, tail = parts(message)
+    text, tail = parts_of(message)
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -251,15 +253,14 @@ HEADS: tuple[Mutation, ...] = (
 )  # fmt: skip
 
 
-def parts(message: Message) -> tuple[bytes, bytes]:
+def parts_of(message: Message) -> tuple[bytes, bytes]:
     """The JSON, and the tensors behind it."""
-    told = message.header(b"inference-header-content-length")
+    told = message.header(JSON_LENGTH)
     length = int(told) if told is not None and told.isdigit() and len(told) < 10 else len(message.body)  # noqa: PLR2004
     return message.body[:length], message.body[length:]
 
 
 def _with_parts(message: Message, text: bytes, tail: bytes) -> Message:
-    name = b"inference-header-content-length"
-    if message.header(name) is not None:
-        message = message.with_header(name, b"%d" % len(text))
+    if message.header(JSON_LENGTH) is not None:
+        message = message.with_header(JSON_LENGTH, b"%d" % len(text))
     return replace(message, body=text + tail)

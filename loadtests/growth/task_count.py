@@ -29,15 +29,22 @@ class Watched(Echo):
         now_s = time.monotonic()
         if now_s - self._noted_s > INTERVAL_S:
             self._noted_s = now_s
-            _file(Path(tempfile.gettempdir()), os.getpid()).write_text(str(len(asyncio.all_tasks())))
+            note_tasks(Path(tempfile.gettempdir()), len(asyncio.all_tasks()))
         return super().batch_key(tensors)
+
+
+def note_tasks(folder: Path, count: int) -> None:
+    """For `tasks_of`, which sees this number or the one before, and never half of one."""
+    target = _file(folder, os.getpid())
+    target.with_suffix(".new").write_text(str(count))
+    target.with_suffix(".new").replace(target)
 
 
 def tasks_of(folder: Path, pid: int) -> int | None:
     """What a process noted last; None where it has no watched model."""
     try:
         return int(_file(folder, pid).read_text())
-    except (OSError, ValueError):  # None yet, or it is just being written.
+    except FileNotFoundError:
         return None
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from loadtests.growth import BOUNDS, Figures, Growth, Watch, growths
 from loadtests.growth.figures import _TITLE, SERVE, Sample
-from loadtests.growth.task_count import tasks_of
+from loadtests.growth.task_count import note_tasks, tasks_of
 from loadtests.growth.trend import fit
 
 
@@ -94,7 +94,7 @@ def test_a_straight_line_is_fitted_by_itself(first: float, slope: float, times: 
 
 def test_a_look_at_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This one: its memory, descriptors and threads, and the tasks that it noted."""
-    (tmp_path / f"asyncio-tasks-{os.getpid()}").write_text("7")
+    note_tasks(tmp_path, 7)
     monkeypatch.setattr(Watch, "_series", lambda _: frozenset({"a"}))
     watch = Watch("http://127.0.0.1:1", os.getpid(), tmp_path, interval_s=0.01)
     with watch.running():
