@@ -122,7 +122,8 @@ TOLERANCE = re.compile(
 def expected_declaration(text: str) -> str | Tolerance | None:
     """What `X-Precision: text` says; None: it is refused."""
     text = text.strip()
-    if "<" not in text.partition(" ")[0] and not re.match(r"\S*\s*<", text):
+    first, sign, _ = text.partition("<")
+    if not sign or len(first.split()) > 1:  # Not a metric, or the want of one, and a comparison.
         return text or None
     found = TOLERANCE.fullmatch(text)
     if found is None or found[1] not in METRICS:
