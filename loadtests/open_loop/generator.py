@@ -11,7 +11,7 @@ import asyncio
 import gc
 import re
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -51,6 +51,7 @@ class Generator:
         self._sent_s, self._done_s = [np.nan] * count, [np.nan] * count
         self._status, self._waited = [0] * count, [False] * count
         self._violations, self._unannounced = 0, 0
+        self._refused: Counter[tuple[str, int]] = Counter()
         self._finished, self._closed = asyncio.Event(), asyncio.Event()
         self._open: set[Connection] = set()
         self._reconnecting: set[asyncio.Task[None]] = set()
@@ -82,6 +83,7 @@ class Generator:
             violations=self._violations,
             end_s=end_s,
             unannounced=self._unannounced,
+            refused=self._refused,
         )
 
     async def _close(self) -> None:
@@ -102,9 +104,11 @@ class Generator:
         if number < 0:
             return
         self._done_s[number], self._status[number] = time.monotonic(), status
-        if not self._exchanges[number].accepts(head) and 200 <= status < 300:  # noqa: PLR2004  Success.
+        if not 200 <= status < 300:  # noqa: PLR2004  Success.
+            self._refused[self._exchanges[number].label, status] += 1
+        elif not self._exchanges[number].accepts(head):
             self._violations += 1
-        elif status == OVERLOADED and not _RETRY_AFTER.search(head):
+        if status == OVERLOADED and not _RETRY_AFTER.search(head):
             self._unannounced += 1
         self._one_less(connection)
         self._make_idle(connection)

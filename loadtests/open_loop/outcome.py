@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Outcome:
         violations: answers by a tier that the request had not declared, nor a more precise one.
         end_s: when the run was given up or complete.
         unannounced: refusals with 503 that do not say when to come back.
+        refused: replies other than 2xx, by the exchange's label and the status.
     """
 
     due_s: FloatArray
@@ -39,6 +41,7 @@ class Outcome:
     violations: int
     end_s: float
     unannounced: int = 0
+    refused: Mapping[tuple[str, int], int] = field(default_factory=dict)
 
     def after(self, warmup_s: float) -> Outcome:
         """Without the requests that were due before that."""
@@ -52,6 +55,7 @@ class Outcome:
             self.violations,
             self.end_s,
             self.unannounced,
+            self.refused,
         )
 
     @property

@@ -48,7 +48,9 @@ WARMUP_SHARE, LONGEST_WARMUP_S = 0.25, 180.0
 OTHERS_SHARE = 0.02
 #: Between two clients that leave before they are answered.
 LEAVING_INTERVAL_S = 0.5
-_EXPECTED = {200, 400}
+#: Labels of requests that are refused with 400.
+_BAD = frozenset({"no inputs", "unknown tier"})
+_REFUSED = 400
 
 
 def load_of(url: str) -> Mix:
@@ -103,7 +105,13 @@ def report(outcome: Outcome, watch: Watch, warmup_s: float) -> dict[str, Any]:
     """Replies, growth, and what is wrong."""
     statuses = Counter(outcome.status.tolist())
     growth, problems = grown(watch, warmup_s)
-    problems += [f"{count} replies {status}" for status, count in statuses.items() if status not in _EXPECTED]
+    problems += [
+        f"{count} replies {status} to {label}"
+        for (label, status), count in outcome.refused.items()
+        if not (label in _BAD and status == _REFUSED)
+    ]
+    if missing := sum(statuses[status] for status in statuses if status <= 0):
+        problems.append(f"{missing} requests without a reply")
     if outcome.violations:
         problems.append(f"{outcome.violations} answers less precise than declared")
     return {

@@ -168,3 +168,4 @@ def test_a_refusal_that_does_not_say_when_to_come_back_is_counted(header: bytes,
     refusal = b"HTTP/1.1 503 Busy\r\n" + header + b"content-length: 0\r\n\r\n"
     found = run(lambda *_: refusal, [0.0, 0.0])
     assert (found.status.tolist(), found.unannounced) == ([503, 503], unannounced)
+    assert found.refused == {("", 503): 2}
