@@ -135,13 +135,13 @@ class Inference:
         return Response(200, headers + headers_of(facts), body)
 
     def _plain_body(self, request: Request) -> bytes:
-        content_type = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
+        content_type = (request.headers.only("content-type") or "").partition(";")[0].strip().lower()
         if content_type not in _CONTENT_TYPES:
             raise UnsupportedMedia(
                 f"content type {quote(content_type)}; send application/json, or application/octet-stream "
                 "with Inference-Header-Content-Length"
             )
-        encoding = request.headers.get("content-encoding")
+        encoding = request.headers.only("content-encoding")
         if encoding is None:
             return request.body
         return decompress(request.body, encoding, self._server.max_body_bytes)
@@ -149,7 +149,7 @@ class Inference:
     def _timeout_s(self, headers: Headers, parameters: Mapping[str, object]) -> float:
         """The shortest of the server's limit, the header's seconds and OIP's microseconds."""
         timeouts_s = [self._server.request_timeout_s]
-        header = headers.get("x-request-timeout-seconds")
+        header = headers.only("x-request-timeout-seconds")
         if header is not None:
             timeout_s = positive_number(header.strip())
             if timeout_s is None:
@@ -266,7 +266,7 @@ def _degraded_when_full(model: ServedModel, decision: Decision, rows: int, size_
 
 
 def _wants_verification(headers: Headers) -> bool:
-    value = headers.get("x-precision-verify")
+    value = headers.only("x-precision-verify")
     if value is None:
         return False
     if value.strip().lower() not in {"true", "false"}:
@@ -295,7 +295,7 @@ def _check_finite(signature: Signature, infer: InferRequest, outputs: Tensors) -
 
 
 def _json_length(headers: Headers) -> int | None:
-    value = headers.get("inference-header-content-length")
+    value = headers.only("inference-header-content-length")
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= 19):  # noqa: PLR2004  Below 2^63.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from serving.errors import RequestError
+from serving.errors import BadHeader, RequestError
 
 #: Echoed in every response, made where the client gave none.
 REQUEST_ID_HEADER = "x-request-id"
@@ -35,6 +35,19 @@ class Headers:
         """The first value of a header, or `None` where it is absent."""
         values = self._values.get(name.lower())
         return values[0] if values else None
+
+    def only(self, name: str) -> str | None:
+        """The value of a header that may be given once, or `None` where it is absent.
+
+        Raises:
+            BadHeader: it is repeated: another program between may read the other value.
+        """
+        values = self._values.get(name.lower())
+        if values is None:
+            return None
+        if len(values) > 1:
+            raise BadHeader(f"{name.title()} is given {len(values)} times; once is enough")
+        return values[0]
 
     def get_all(self, name: str) -> list[str]:
         """Every value of a header, in the order of arrival."""

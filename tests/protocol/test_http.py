@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serving.errors import BadShape, Overloaded
+from serving.errors import BadHeader, BadShape, Overloaded
 from serving.protocol.http import Headers, Request, Response, error_body
 
 
@@ -17,6 +17,15 @@ def test_names_are_case_insensitive_and_values_kept_in_order() -> None:
     assert headers.items() == [("x-precision", "fp16"), ("x-precision", "fp32"), ("accept", "*/*")]
     assert len(headers) == 2
     assert "Accept" in headers
+
+
+def test_a_header_that_may_be_given_once_is_refused_when_repeated() -> None:
+    """Even with the same value."""
+    headers = Headers([("Content-Type", "a"), ("content-type", "a"), ("accept", "b")])
+    assert headers.only("Accept") == "b"
+    assert headers.only("x-other") is None
+    with pytest.raises(BadHeader, match=r"^Content-Type is given 2 times"):
+        headers.only("content-type")
 
 
 def test_absent_headers_are_none_and_empty() -> None:
