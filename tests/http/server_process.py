@@ -22,6 +22,8 @@ MODELS = Path(__file__).parent / "models"
 SHARED_MODELS = Path(__file__).parents[1] / "models" / "sources"
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
+#: Serve's methods that make a replica.
+STARTING = ("__init__", "initialize_and_get_metadata")
 
 
 def free_port() -> int:
@@ -110,14 +112,18 @@ class ServerProcess:
         return self.process.wait(STOP_TIMEOUT_S)
 
     def processes(self, title: str) -> list[int]:
-        """The server's processes whose title holds `title`, such as `halftone:echo:fp16`."""
+        """The server's processes whose title holds `title`, such as `halftone:echo:fp16`.
+
+        Not those that still start: they have it too, and Ray adds the method that they run.
+        """
         found = []
         for pid in descendants(self.process.pid):
             try:
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+                # Behind the title's end there may be the rest of a longer one before it.
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace")
             except OSError:
                 continue  # It has just ended.
-            if title in command and alive(pid):
+            if title in command and not any(method in command for method in STARTING) and alive(pid):
                 found.append(pid)
         return found
 

@@ -34,6 +34,8 @@ GOOD = client.infer_body("x", np.ones((1, 2)))
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server whose replicas are made to hang. A batch of more than 8 s is taken for one that never ends."""
     with ready_server(tmp_path_factory.mktemp("hanging"), CONFIG) as process:
+        # The tier is ready with one of them.
+        wait_until(lambda: len(process.processes(TITLE)) == 2)
         yield process
 
 

@@ -15,7 +15,7 @@ from serving.runtime import ray_watch
 
 #: A process of its own: what `ray_watched` ends is the process that it runs in, and all below it.
 PROGRAM = """
-import subprocess, sys
+import subprocess, sys, time
 from pathlib import Path
 from serving.runtime.ray_watch import ray_watched
 
@@ -34,7 +34,8 @@ class Node:  # Ray's node, with one real process.
 node, worker = Node(), sleeper()
 with ray_watched(node, Path(sys.argv[1])):
     print(node.raylet.pid, worker.pid, flush=True)
-    sys.stdin.readline()
+    if not sys.stdin.readline():
+        time.sleep(600)  # Nobody says to stop.
 print("over", flush=True)
 node.raylet.kill()
 node.raylet.wait()

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from card import IEEE, SimulatedCard
 from contract_child import distance, on_cpu, vision_rows
+from load import wait_until
 from served import MEMORY_MB, PATH, ask, serving, where
 from server_process import ServerProcess
 from wellness import assert_still_well
@@ -51,7 +52,14 @@ def test_both_tiers_answer_as_what_they_are(ieee: ServerProcess) -> None:
 def test_each_replica_has_a_card_of_its_own(ieee: ServerProcess) -> None:
     """Three replicas, three cards, one visible to each."""
     fp32 = where(ask(ieee, vision_rows(1), "fp32"))
-    fp16 = fp16_replicas(ieee)
+    fp16: dict[int, int] = {}
+
+    def both_answer() -> bool:
+        # A tier is ready once one of its replicas is; the gateway meets the other within seconds.
+        fp16.update(fp16_replicas(ieee))
+        return len(fp16) > 1
+
+    wait_until(both_answer)
     assert len(fp16) == 2
     assert {fp32[0], *fp16.values()} == {0, 1, 2}
     assert fp32[1] == 1
