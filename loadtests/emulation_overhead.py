@@ -13,8 +13,6 @@ torch's own. Results go to `loadtests/results/`.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
 import pydoc_data.topics
 import re
 import statistics
@@ -29,6 +27,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from loadtests.result_file import conditions, keep
 from serving.models.efficientnet import EfficientNetLite0
 from serving.models.minilm import MiniLM
 from serving.numerics.conversion import convert
@@ -40,7 +39,6 @@ TOKENS = 32
 SENTENCES = 64
 MAX_TIME_RATIO = 1.6
 MAX_DIVERGENCE_OFF = 0.25
-RESULTS = Path(__file__).resolve().parent / "results"
 TIERS = (
     "fp16", "mixed", "bf16", "autocast", "layercast", "fp16@910a", "autocast@910a", "fp32@910a", "hf32@910b",
 )  # fmt: skip
@@ -62,8 +60,8 @@ def main() -> None:
     divergences = measure_divergences()
     fp16_ratios = [cost["ratio"] for cost in costs if cost["tier"] == "fp16"]
     document = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": f"{processor}, torch {torch.__version__}, 1 thread",
+        **conditions(),
+        "torch": f"{torch.__version__}, 1 thread",
         "runs": options.runs,
         "costs": costs,
         "divergences": divergences,
@@ -74,9 +72,7 @@ def main() -> None:
             ),
         },
     }
-    target = RESULTS / f"emulation-overhead-{dt.datetime.now(dt.UTC).date().isoformat()}.json"
-    target.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(f"within the bars: {document['within_bars']}; written to {target.name}")
+    print(f"within the bars: {document['within_bars']}; written to {keep('emulation-overhead', document)}")
 
 
 def measure_costs(tiers: Sequence[str], runs: int) -> list[dict[str, Any]]:

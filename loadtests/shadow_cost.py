@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -27,9 +25,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from loadtests.result_file import conditions, keep
 from loadtests.server_process import halftone
 
-RESULTS = Path(__file__).resolve().parent / "results"
 SAMPLES = {"none": 0.0, "some": 0.05, "all": 1.0}
 REFERENCE_CALLERS, FP16_CALLERS = 4, 2
 SENTENCE = "Sampled rows wait until a replica of the reference is idle, or are dropped."
@@ -80,17 +78,15 @@ def main() -> None:
     summary = _summary(runs)
     for line in summary:
         print("  ".join(f"{key} {value}" for key, value in line.items()))
-    now = dt.datetime.now(dt.UTC).date().isoformat()
     document = {
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg(),
+        **conditions(),
         "rounds": options.rounds,
         "seconds": options.seconds,
         "callers": {"fp32": REFERENCE_CALLERS, "fp16": FP16_CALLERS},
         "summary": summary,
         "runs": [asdict(run) for run in runs],
     }
-    (RESULTS / f"shadow-cost-{now}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    keep("shadow-cost", document)
 
 
 def _measure(url: str, name: str, test: str, seconds: float) -> Run:

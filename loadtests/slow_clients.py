@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
 import json
 import os
 import socket
@@ -30,17 +29,16 @@ from urllib.parse import urlsplit
 import numpy as np
 import uvloop
 
-from loadtests.bench.report import machine
 from loadtests.open_loop import Mix, send_all
 from loadtests.open_loop.arrivals import FloatArray, arrivals
 from loadtests.open_loop.inference import mix_for
+from loadtests.result_file import conditions, keep
 from loadtests.server_process import ROOT, halftone
 
 Kind = Literal["headers", "bodies", "readers"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 #: Ten seconds, and what the slow clients' own clock is coarse by.
 MAX_HELD_S = 12.0
-RESULTS = ROOT / "loadtests" / "results"
 PATH = "/v2/models/echo/infer"
 ROWS = 64
 CONFIG = """
@@ -217,9 +215,7 @@ def main() -> int:
         _attack(options.port, options.attack, options.count, options.seconds)
         return 0
     document = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average_before": os.getloadavg(),
+        **conditions(),
         "slow_clients": options.count,
         "rate_per_s": options.rate,
         "rounds": options.rounds,
@@ -227,8 +223,7 @@ def main() -> int:
         "kinds": _run(options),
         "load_average_after": os.getloadavg(),
     }
-    target = RESULTS / f"slow-clients-{dt.datetime.now(dt.UTC).date().isoformat()}.json"
-    target.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    keep("slow-clients", document)
     print(json.dumps(document, indent=2))
     return 0
 

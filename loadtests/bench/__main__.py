@@ -41,9 +41,9 @@ from loadtests.bench.measurement import (
     torch_loop,
 )  # fmt: skip
 from loadtests.bench.workload import Workload, workloads
+from loadtests.result_file import RESULTS
 from loadtests.server_process import ROOT, StartFailed
 
-RESULTS = ROOT / "loadtests" / "results"
 #: After so many failed rounds a server is not tried again.
 MAX_FAILURES = 2
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
-import platform
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -14,6 +12,7 @@ from typing import Any
 from loadtests.bench.bar_chart import Bar, Panel
 from loadtests.bench.contender import CONTENDERS, OURS, PEERS_BIN
 from loadtests.bench.measurement import CONNECTIONS, Figures
+from loadtests.result_file import machine
 
 MAX_ROWS = "32"
 MEANINGS = {
@@ -99,19 +98,6 @@ def document(
         "failures": dict(failures),
         "results": results,
         "torch_loop_rows_per_s": dict(torch_loop),
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What it ran on."""
-    with open("/proc/cpuinfo", encoding="utf-8") as file:  # noqa: PTH123  No path of ours.
-        names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "system": platform.platform(),
-        "python": platform.python_version(),
     }
 
 

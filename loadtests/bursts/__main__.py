@@ -11,9 +11,6 @@ due, and the ratios of the second configuration's to the first one's. Without --
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -22,16 +19,16 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from loadtests.bench.report import machine, medians
+from loadtests.bench.report import medians
 from loadtests.open_loop import Bursts, arrivals, send_all
 from loadtests.open_loop.__main__ import bursts, shares
 from loadtests.open_loop.inference import mix_for
-from loadtests.server_process import ROOT, halftone
+from loadtests.result_file import conditions, keep
+from loadtests.server_process import halftone
 
 WARMUP_S = 2.0
 #: For the rate: so many requests due at once, all sent over this many connections.
 PROBE_REQUESTS, PROBE_CONNECTIONS = 256, 64
-RESULTS = ROOT / "loadtests" / "results"
 
 
 def options_of() -> argparse.Namespace:
@@ -86,18 +83,14 @@ def main() -> int:
         for name in ("p50", "p90", "p99", "max")
     }
     document = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": os.getloadavg(),
+        **conditions(),
         "arrivals": f"Poisson, {rate:g}/s on average, {options.bursts}",
         "rounds": options.rounds,
         "configs": {config.name: config.read_text(encoding="utf-8") for config in (first, second)},
         "results": found,
         f"{second.stem}/{first.stem}": ratios,
     }
-    target = RESULTS / f"bursts-{dt.datetime.now(dt.UTC).date().isoformat()}.json"
-    target.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    print(f"{second.stem}/{first.stem}: {ratios}; written to {target.name}")
+    print(f"{second.stem}/{first.stem}: {ratios}; written to {keep('bursts', document)}")
     return 0
 
 

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
 import json
-import os
 import sys
 import tempfile
 import time
@@ -28,14 +26,13 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from loadtests.bench.report import machine
 from loadtests.footprint import processes
 from loadtests.footprint.wide_model import VALUES
 from loadtests.open_loop import Exchange, Mix, Outcome, send_all
 from loadtests.open_loop.inference import mix_for
+from loadtests.result_file import conditions, keep
 from loadtests.server_process import ROOT, halftone
 
-RESULTS = ROOT / "loadtests" / "results"
 MAX_GATEWAY_RATIO, MAX_BATCHES, MAX_READY_S = 3.0, 2.0, 30.0
 ROW_BYTES, BATCH_ROWS = 4 * VALUES, 4
 MIB = 2**20
@@ -170,14 +167,11 @@ def main() -> int:
     parser.add_argument("--mib", type=int, default=16, help="of each (default 16)")
     options = parser.parse_args()
     document = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": os.getloadavg(),
+        **conditions(),
         "wide": with_server(WIDE, wide(options.requests, options.mib)),
         "text": with_server(TEXT, text),
     }
-    target = RESULTS / f"footprint-{dt.datetime.now(dt.UTC).date().isoformat()}.json"
-    target.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    keep("footprint", document)
     print(json.dumps(document, indent=2))
     return 0
 

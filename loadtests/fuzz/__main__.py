@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
 import json
-import os
 import sys
 import tempfile
 import time
@@ -29,16 +27,15 @@ from urllib.parse import urlsplit
 
 import uvloop
 
-from loadtests.bench.report import machine
 from loadtests.fuzz.client import Client, NoAnswer
 from loadtests.fuzz.mutations import JSON_LENGTH, Sent, mutated, parts_of
 from loadtests.fuzz.seeds import ECHO_PATH, TYPED_PATH, seeds
 from loadtests.fuzz.verdict import fault
 from loadtests.growth import Watch, grown
+from loadtests.result_file import conditions, keep
 from loadtests.server_process import ROOT, halftone
 from serving.protocol.oip import MAX_CACHED_HEADS
 
-RESULTS = ROOT / "loadtests" / "results"
 FINDINGS = ROOT / "build" / "fuzz"
 CONFIG = ROOT / "loadtests" / "fuzz" / "server.yaml"
 #: By when every status and reason that there is should have been seen once.
@@ -157,25 +154,22 @@ def main() -> int:
             with watch.running():
                 found = uvloop.run(fuzz(url, numbers, options.seed))
             took_s = time.monotonic() - began_s
-            document = report(found, watch, WARMUP_SHARE * took_s, still_well(url))
+            found_facts = report(found, watch, WARMUP_SHARE * took_s, still_well(url))
     beginnings = seeds()
     for number in found.faults:
         FINDINGS.mkdir(parents=True, exist_ok=True)
         wire = mutated(number, options.seed, beginnings).wire
         (FINDINGS / f"{number}.http").write_bytes(wire)
-    facts = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": os.getloadavg(),
+    document = {
+        **conditions(),
         "requests": len(numbers),
         "seed": options.seed,
         "took_s": round(took_s, 1),
+        **found_facts,
     }
-    text = json.dumps({**facts, **document}, indent=2)
     if options.only is None:
-        target = RESULTS / f"fuzz-{dt.datetime.now(dt.UTC).date().isoformat()}.json"
-        target.write_text(text + "\n", encoding="utf-8")
-    print(text)
+        keep("fuzz", document)
+    print(json.dumps(document, indent=2))
     return 1 if document["problems"] else 0
 
 

@@ -14,9 +14,7 @@ Writes its result to `loadtests/results/overload-<date>.json`.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
-import os
 import sys
 import tempfile
 from collections import Counter
@@ -26,14 +24,13 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from loadtests.bench.report import machine
 from loadtests.open_loop import Outcome, arrivals, send_all
 from loadtests.open_loop.generator import OVERLOADED
 from loadtests.open_loop.inference import mix_for
 from loadtests.overload.paced_model import SECONDS_PER_BATCH
+from loadtests.result_file import conditions, keep
 from loadtests.server_process import ROOT, halftone
 
-RESULTS = ROOT / "loadtests" / "results"
 CONFIG = ROOT / "loadtests" / "overload" / "server.yaml"
 #: Two tiers, four rows a batch.
 CAPACITY_PER_S = 2 * 4 / SECONDS_PER_BATCH
@@ -102,16 +99,12 @@ def main() -> int:
             due_s = arrivals(options.times * CAPACITY_PER_S, options.seconds, random)
             outcome = uvloop.run(send_all(url, mix, due_s, random, connections=_CONNECTIONS))
     document = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": os.getloadavg(),
+        **conditions(),
         "seconds": options.seconds,
         **report(outcome, options.times, options.seconds),
     }
-    text = json.dumps(document, indent=2)
-    target = RESULTS / f"overload-{dt.datetime.now(dt.UTC).date().isoformat()}.json"
-    target.write_text(text + "\n", encoding="utf-8")
-    print(text)
+    keep("overload", document)
+    print(json.dumps(document, indent=2))
     return 1 if document["problems"] else 0
 
 

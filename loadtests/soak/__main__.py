@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
 import json
 import os
 import sys
@@ -33,13 +32,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import uvloop
 
-from loadtests.bench.report import machine
 from loadtests.growth import Watch, grown
 from loadtests.open_loop import Exchange, Mix, Outcome, arrivals, send_all
 from loadtests.open_loop.inference import mix_for
+from loadtests.result_file import conditions, keep
 from loadtests.server_process import ROOT, halftone
 
-RESULTS = ROOT / "loadtests" / "results"
 CONFIG = ROOT / "loadtests" / "soak" / "server.yaml"
 PRECISIONS = {"": 1.0, "critical": 2.0, "fp32": 1.0, "fp16": 2.0, "bulk": 2.0}
 #: Of the whole run, but no more seconds than that: first uses, pools, allocators.
@@ -143,19 +141,15 @@ def main() -> int:
             watch = Watch(url, pid, folder)
             outcome = soak(url, watch, options.rate, duration_s)
     document = {
-        "date": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": os.getloadavg(),
+        **conditions(),
         "minutes": options.minutes,
         "rate_per_s": options.rate,
         "warmup_s": warmup_s,
         **report(outcome, watch, warmup_s),
     }
-    text = json.dumps(document, indent=2)
     if options.config == CONFIG:
-        target = RESULTS / f"soak-{dt.datetime.now(dt.UTC).date().isoformat()}.json"
-        target.write_text(text + "\n", encoding="utf-8")
-    print(text)
+        keep("soak", document)
+    print(json.dumps(document, indent=2))
     return 1 if document["problems"] else 0
 
 
