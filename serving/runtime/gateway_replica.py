@@ -213,24 +213,10 @@ class GatewayReplica:
         authenticator = tokens.authenticator if tokens else Authenticator(None)
         self._hub = RemoteHub(hub, metrics.registry, lambda: self._service)
         self._service = Service(server, models, metrics, authenticator, self._hub)
-        app = RsgiApp(
-            self._service.handle,
-            refuse=self._service.refuse,
-            max_body_bytes=server.max_body_bytes,
-            max_held_bytes=server.max_held_bytes,
-            body_timeout_s=server.body_timeout_s,
-        )
+        self._http = _http_server(server, self._service)
         self._drain_timeout_s = server.drain_timeout_s
         self._is_forgotten = False
         self._retirement: asyncio.Task[None] | None = None
-        self._http = EmbeddedServer(
-            app,
-            server.host,
-            server.port,
-            max_connections=server.max_connections,
-            tls_certificate=server.tls_certificate,
-            tls_key=server.tls_key,
-        )
         lanes = [(model, lane) for model in models.values() for lane in model.lanes.values()]
         self._tasks = [asyncio.create_task(self._beat())]
         if tokens is not None:
@@ -321,6 +307,25 @@ def _tier_client(
     ways = {way: metrics.batches.labels(*labels, way) for way in get_args(BatchWay)}
     fallback = ServeTierClient(handle, name, timeout_s)
     return ChannelTierClient(name, fallback, key, timeout_s, lambda way: ways[way].inc())
+
+
+def _http_server(server: ServerConfig, service: Service) -> EmbeddedServer:
+    """Not started yet."""
+    app = RsgiApp(
+        service.handle,
+        refuse=service.refuse,
+        max_body_bytes=server.max_body_bytes,
+        max_held_bytes=server.max_held_bytes,
+        body_timeout_s=server.body_timeout_s,
+    )
+    return EmbeddedServer(
+        app,
+        server.host,
+        server.port,
+        max_connections=server.max_connections,
+        tls_certificate=server.tls_certificate,
+        tls_key=server.tls_key,
+    )
 
 
 def _allow_open_files(connections: int) -> None:
