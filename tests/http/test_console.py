@@ -193,7 +193,8 @@ def test_without_an_example_one_can_still_type(
     page.click(".try summary")
     page.fill("textarea", "mine")
     assert page.get_attribute("textarea", "placeholder") == "fp32 is still loading"
-    assert all("503" in complaint for complaint in complaints)
+    assert len(complaints) == 1
+    assert "503" in complaints[0]
 
 
 def test_it_fits_a_phone_in_the_dark(echo: ServerProcess, browser: Browser) -> None:
