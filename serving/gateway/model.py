@@ -73,8 +73,8 @@ class Lane:
         self.metrics = LaneMetrics(metrics, model.name, tier)
         #: None until a replica has started.
         self.description: TierDescription | None = None
-        #: Whether its replicas have stopped answering, until one reports again.
-        self.is_lost = False
+        #: Whether the last report did not come: the replica that Serve asked may be gone, or hang.
+        self.is_silent = False
         #: None until the model's source is known.
         self.coalescer: Coalescer | None = None
 
@@ -106,6 +106,11 @@ class Lane:
         if self.coalescer is None or not self.is_ready:
             raise NotReady(f"tier {self.tier} of {self.model_name} does not serve")
         return await self.coalescer.run_background(batch)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its replicas have stopped answering, until one reports again or is connected."""
+        return self.is_silent and not self.client.connected
 
     @property
     def problem(self) -> str | None:

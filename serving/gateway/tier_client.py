@@ -70,6 +70,10 @@ class TierReport:
 class TierClient(Protocol):
     """One tier of one model."""
 
+    @property
+    def connected(self) -> int:
+        """Replicas that take batches directly, now."""
+
     async def run(
         self, batch: Tensors, *, deadline_s: float = math.inf, is_suspect: bool = False
     ) -> BatchResult:

@@ -32,12 +32,12 @@ async def watch_lane(model: ServedModel, lane: Lane, metrics: GatewayMetrics) ->
             async with asyncio.timeout(LOAD_TIMEOUT_S if lane.description is None else REPORT_TIMEOUT_S):
                 report = await lane.client.report(with_example=not model.example)
             await take_report(model, lane, report, metrics)
-            lane.is_lost = False
+            lane.is_silent = False
         except Exception as error:
-            # The tier has no replica now. What it was stays true for the ones to come.
-            if not lane.is_lost:
-                logger.warning("tier %s/%s: no replica answers: %r", model.name, lane.tier, error)
-            lane.is_lost = True
+            # What the tier was stays true for its other replicas, and for the ones to come.
+            if not lane.is_silent:
+                logger.warning("tier %s/%s: a report did not come: %r", model.name, lane.tier, error)
+            lane.is_silent = True
         await asyncio.sleep(REPORT_INTERVAL_S)
 
 

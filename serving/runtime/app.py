@@ -56,9 +56,9 @@ def build_app(
 
 
 def _tier(plan: TierPlan, server: ServerConfig, hub: Any, channel_key: bytes) -> Any:
-    # Every gateway keeps BATCHES_PER_REPLICA batches under way per replica; twice that leaves
-    # room for an uneven spread over replicas.
-    max_inflight = 2 * BATCHES_PER_REPLICA * server.gateways
+    # Every gateway keeps BATCHES_PER_REPLICA batches under way per replica. All of them may be at
+    # this one, where the others are lost; and while gateways are replaced there are twice as many.
+    max_inflight = 2 * BATCHES_PER_REPLICA * server.gateways * plan.config.replicas
     deployment = _deployment(
         TierReplica,
         plan.deployment_name,

@@ -100,6 +100,8 @@ class TierReplica:
         self._is_plain = False
         self._failure: str | None = None
         self._unavailable: str | None = None
+        #: Why the process ends in a moment; None while it goes on.
+        self._ends_because: str | None = None
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._announce_again_and_again())]
         try:
@@ -134,6 +136,8 @@ class TierReplica:
         A request's error is returned, not raised: raised, it would reach the gateway wrapped
         in Ray's own exceptions, which stand for a lost replica there.
         """
+        if self._ends_because is not None:
+            return DeviceLost(self._ends_because)  # Another replica can compute it.
         if self._engine is None or self._failure is not None:
             return NotReady(f"{self._name} does not serve; /v2/health/ready says why")
         loop = asyncio.get_running_loop()
@@ -163,7 +167,13 @@ class TierReplica:
             self._began_s = None
 
     async def report(self, *, with_example: bool) -> TierReport:
-        """What this replica is, or why it does not serve."""
+        """What this replica is, or why it does not serve.
+
+        Raises:
+            DeviceLost: it ends. That says nothing of the tier, which has or gets other replicas.
+        """
+        if self._ends_because is not None:
+            raise DeviceLost(self._ends_because)
         if self._engine is not None and self._failure is None:
             description = self._engine.description
         else:
@@ -196,7 +206,7 @@ class TierReplica:
             await asyncio.sleep(ANNOUNCE_INTERVAL_S)
 
     def _announcement(self, *, is_goodbye: bool = False) -> Announcement:
-        serves = self._engine is not None and self._failure is None
+        serves = self._state in {"serving", "degraded"}
         return Announcement(
             self._plan.deployment_name,
             self._replica,
@@ -212,7 +222,7 @@ class TierReplica:
             return "loading"
         if self._unavailable is not None:
             return "refused"
-        if self._engine is None or self._failure is not None:
+        if self._engine is None or self._failure is not None or self._ends_because is not None:
             return "failed"
         return "degraded" if self._engine.is_degraded else "serving"
 
@@ -277,7 +287,7 @@ class TierReplica:
     def _end(self, reason: str) -> None:
         """End the process: nothing that this device returns can be trusted any more."""
         logger.error("%s ends, to be replaced: %s", self._name, reason)
-        self._failure = self._failure or reason
+        self._ends_because = self._ends_because or reason
         asyncio.get_running_loop().call_later(EXIT_DELAY_S, os._exit, 1)
 
 

@@ -134,6 +134,7 @@ class MemoryTier:
         self.is_plain = True
         self.rows: list[int] = []
         self.is_busy = False
+        self.connected = 0
 
     async def run(self, batch: Tensors, **_: Any) -> BatchResult:
         """Compute a batch."""

@@ -191,7 +191,7 @@ def _overloaded(gateway: Any) -> None:
 
 
 def _lost(gateway: Any) -> None:
-    gateway.model.lanes["fp32"].is_lost = True
+    gateway.model.lanes["fp32"].is_silent = True
 
 
 def _loading(gateway: Any) -> None:

@@ -36,7 +36,7 @@ def fill(gateway: Any, tier: str) -> None:
 
 def lose(gateway: Any, tier: str) -> None:
     """As if no replica answered."""
-    gateway.model.lanes[tier].is_lost = True
+    gateway.model.lanes[tier].is_silent = True
 
 
 async def ask(gateway: Any, precision: str | None) -> tuple[int, str, str]:

@@ -119,7 +119,7 @@ def test_a_tolerance_is_kept(three: Any, run: Run, standings: Mapping[str, Stand
 def test_a_tolerance_goes_past_a_tier_that_does_not_serve(three: Any, run: Run) -> None:
     """Its caller asked for a divergence, not for that tier."""
     learn(three, fp16=known(1e-5))
-    three.model.lanes["fp16"].is_lost = True
+    three.model.lanes["fp16"].is_silent = True
     assert told(inferred(three, run, ("X-Precision", "rel_l2<=1e-3")))["tier"] == "fp32"
 
 
@@ -346,7 +346,7 @@ def test_no_state_of_the_tiers_lowers_a_request_s_precision(
     gateway = make_gateway(model={"tiers": TIERS})
     learn(gateway, **{tier: Standing(state) for tier, state in states.items()})
     for tier in lost:
-        gateway.model.lanes[tier].is_lost = True
+        gateway.model.lanes[tier].is_silent = True
     order = ["fp16", "mixed", "fp32"]
     asked = gateway.model.table.decide(declared)
     decision = gateway.model.precision.within_budget(asked, request_id)

@@ -12,7 +12,7 @@ import pytest
 
 from serving.errors import NotReady
 from serving.gateway.model import LOST
-from serving.gateway.watch import REPORT_INTERVAL_S, take_report, watch_lane
+from serving.gateway.watch import REPORT_INTERVAL_S, REPORT_TIMEOUT_S, take_report, watch_lane
 from serving.models.resolve import CallableSource
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
@@ -254,13 +254,13 @@ def test_a_lane_is_watched_for_as_long_as_it_runs(
 
         tier.report = fail
         await asyncio.sleep(REPORT_INTERVAL_S)
-        assert "tier m/fp32: no replica answers: ConnectionError('no replica')" in caplog.text
+        assert "tier m/fp32: a report did not come: ConnectionError('no replica')" in caplog.text
         assert lane.problem == LOST
         with pytest.raises(NotReady, match="no replica answers"):
             lane.ready_coalescer()
         assert lane.description.effective == "fp32-measured"
         await asyncio.sleep(5 * REPORT_INTERVAL_S)
-        assert caplog.text.count("no replica answers") == 1
+        assert caplog.text.count("a report did not come") == 1
         tier.description = replace(tier.description, effective="hf32")
         tier.report = really_report
         await asyncio.sleep(REPORT_INTERVAL_S)
@@ -272,3 +272,28 @@ def test_a_lane_is_watched_for_as_long_as_it_runs(
 
     with caplog.at_level(logging.WARNING):
         run_virtually(scenario)
+
+
+def test_a_silent_replica_does_not_hide_the_ones_that_are_connected(
+    make_gateway: Any, run_virtually: Run
+) -> None:
+    """Serve may ask one that hangs while another computes: the tier serves as long as there is one."""
+
+    async def scenario() -> None:
+        gateway = make_gateway(is_open=False)
+        tier, lane = gateway.tiers["fp32"], gateway.model.lanes["fp32"]
+        watching = asyncio.create_task(watch_lane(gateway.model, lane, gateway.metrics))
+        await asyncio.sleep(0.1)
+        tier.connected = 2
+        tier.report = lambda **_: asyncio.sleep(3600)
+        await asyncio.sleep(REPORT_INTERVAL_S + REPORT_TIMEOUT_S + 0.1)
+        assert lane.is_silent
+        assert lane.problem is None
+        lane.ready_coalescer()
+        tier.connected = 0
+        assert lane.problem == LOST
+        tier.connected = 1  # Another has started, and its report is still awaited.
+        assert lane.problem is None
+        watching.cancel()
+
+    run_virtually(scenario)

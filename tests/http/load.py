@@ -26,6 +26,7 @@ class Load:
         self.took_s: list[float] = []
         self._server, self._path, self._body = server, f"/v2/models/{model}/infer", body
         self._stop = threading.Event()
+        self._began_s = time.monotonic()
         self._threads = [threading.Thread(target=self._ask) for _ in range(clients)]
 
     def _ask(self) -> None:
@@ -38,6 +39,8 @@ class Load:
                 time.sleep(0.05)
             else:
                 code = "" if reply.status == 200 else reply.json()["code"]
+                if code and (reply.status, code) not in self.replies:
+                    print(f"after {time.monotonic() - self._began_s:.1f} s:", reply.json()["error"])
                 self.replies.append((reply.status, code))
             self.took_s.append(time.monotonic() - began_s)
 

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -24,6 +24,10 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 60.0
 #: Serve's methods that make a replica.
 STARTING = ("__init__", "initialize_and_get_metadata")
+#: Much longer than the moment between the two.
+TITLE_PAUSE_S = 0.2
+#: The flag of a socket that listens, in `/proc/net/unix`.
+LISTENS = "00010000"
 
 
 def free_port() -> int:
@@ -114,8 +118,19 @@ class ServerProcess:
     def processes(self, title: str) -> list[int]:
         """The server's processes whose title holds `title`, such as `halftone:echo:fp16`.
 
-        Not those that still start: they have it too, and Ray adds the method that they run.
+        Not those that still start: they have it too, and Ray adds the method that they run. There are
+        two such methods, with a moment in between, so only what is seen twice has started.
         """
+        seen = self._titled(title)
+        time.sleep(TITLE_PAUSE_S)
+        return [pid for pid in self._titled(title) if pid in seen]
+
+    def replicas(self, title: str) -> list[int]:
+        """Those of a tier that have loaded: they listen for batches, as their titles do not say."""
+        sockets = channel_sockets()
+        return [pid for pid in self.processes(title) if sockets & links(Path(f"/proc/{pid}/fd"))]
+
+    def _titled(self, title: str) -> list[int]:
         found = []
         for pid in descendants(self.process.pid):
             try:
@@ -150,6 +165,27 @@ def descendants(pid: int) -> set[int]:
     while more := {child for child, parent in parents.items() if parent in found} - found:
         found |= more
     return found - {pid}
+
+
+def channel_sockets() -> set[str]:
+    """As `/proc/PID/fd` names them, the sockets that a replica listens on."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    # Number, references, protocol, flags (whether it listens), type, state, inode and name.
+    return {
+        f"socket:[{line[6]}]"
+        for line in lines
+        if line[3] == LISTENS and len(line) == 8 and line[7].startswith("@halftone-")
+    }
+
+
+def links(folder: Path) -> set[str]:
+    """Where the links in a folder lead. Any of them, or the folder, may be gone by now."""
+    found = set()
+    with suppress(OSError):
+        for link in folder.iterdir():
+            with suppress(OSError):
+                found.add(str(link.readlink()))
+    return found
 
 
 def alive(pid: int) -> bool:

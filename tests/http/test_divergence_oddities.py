@@ -197,10 +197,10 @@ def test_a_reference_that_is_killed_in_a_background_batch(odd: ServerProcess) ->
     before = {of: outcome(odd, "slow", of) for of in ("compared", "failed", "dropped")}
     assert infer(odd, "slow", x, x_precision="fp16").status == 200
     time.sleep(0.5)  # The reference takes a second.
-    [replica] = odd.processes("halftone:slow:fp32")
+    [replica] = odd.replicas("halftone:slow:fp32")
     os.kill(replica, signal.SIGKILL)
     assert infer(odd, "slow", x, x_precision="fp16").status == 200
-    wait_for(lambda: odd.processes("halftone:slow:fp32") not in ([], [replica]))
+    wait_for(lambda: odd.replicas("halftone:slow:fp32") not in ([], [replica]))
     wait_for(lambda: odd.call("GET", "/v2/models/slow/ready").status == 200)
     assert infer(odd, "slow", x, x_precision="fp16").status == 200
 

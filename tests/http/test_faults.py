@@ -40,17 +40,18 @@ def test_killed_processes_cost_only_what_they_held(start: Start) -> None:
 
 def _one_of_two_replicas(server: ServerProcess) -> None:
     """No request is lost: its batches run on the other."""
+    wait_until(lambda: len(server.replicas("halftone:echo:fp16")) == 2)
     with Load(server) as load:
         time.sleep(1)
-        os.kill(server.processes("halftone:echo:fp16")[0], signal.SIGKILL)
+        os.kill(server.replicas("halftone:echo:fp16")[0], signal.SIGKILL)
         time.sleep(3)
     assert Counter(load.replies).keys() == {(200, "")}
-    wait_until(lambda: len(server.processes("halftone:echo:fp16")) == 2)
+    wait_until(lambda: len(server.replicas("halftone:echo:fp16")) == 2)
 
 
 def _the_only_replica(server: ServerProcess) -> None:
     """Not ready meanwhile, refused with 503, and healed without help. It takes 10 s to load."""
-    [replica] = server.processes("halftone:lazy:fp32")
+    [replica] = server.replicas("halftone:lazy:fp32")
     with Load(server, "lazy") as load:
         time.sleep(0.5)
         os.kill(replica, signal.SIGKILL)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from load import Load, ready, wait_until
 from mypackage import faulty
-from server_process import ServerProcess, ready_server
+from server_process import ServerProcess, alive, ready_server
 from wellness import assert_still_well
 
 CONFIG = """
@@ -35,13 +35,13 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]
     """A server whose replicas are made to hang. A batch of more than 8 s is taken for one that never ends."""
     with ready_server(tmp_path_factory.mktemp("hanging"), CONFIG) as process:
         # The tier is ready with one of them.
-        wait_until(lambda: len(process.processes(TITLE)) == 2)
+        wait_until(lambda: len(process.replicas(TITLE)) == 2)
         yield process
 
 
 def healed(server: ServerProcess, gone: int) -> bool:
     """Two replicas, and not the one that hung."""
-    now = server.processes(TITLE)
+    now = server.replicas(TITLE)
     return len(now) == 2 and gone not in now and ready(server)
 
 
@@ -50,7 +50,8 @@ def test_a_hung_replica_is_replaced_and_its_batch_is_computed_elsewhere(
     hanging: ServerProcess, first: float
 ) -> None:
     """No request is lost, that of the hung batch included; the others hardly notice."""
-    before = set(hanging.processes(TITLE))
+    before = hanging.replicas(TITLE)
+    assert len(before) == 2
     (hanging.temporary / faulty.HANG_ONCE.name).touch()
     with Load(hanging, "faulty", body=GOOD) as load:
         load.wait_for_replies(20)
@@ -58,8 +59,8 @@ def test_a_hung_replica_is_replaced_and_its_batch_is_computed_elsewhere(
         reply = hanging.call("POST", PATH, client.infer_body("x", np.array([[first, 5.0]])))
         took_s = time.monotonic() - began_s
         load.wait_for_replies(20)
-        wait_until(lambda: len(before & set(hanging.processes(TITLE))) == 1)
-        [gone] = before - set(hanging.processes(TITLE))
+        wait_until(lambda: not all(map(alive, before)))
+        [gone] = [pid for pid in before if not alive(pid)]
         healed_s = wait_until(lambda: healed(hanging, gone))
     print(f"answered after {took_s:.1f} s, two replicas again {healed_s:.1f} s after that")
     assert reply.status == 200, reply.body
@@ -71,7 +72,7 @@ def test_a_hung_replica_is_replaced_and_its_batch_is_computed_elsewhere(
 
 def test_a_stopped_process_is_replaced(hanging: ServerProcess) -> None:
     """SIGSTOP: it answers nothing, and its sockets stand. No request is lost."""
-    victim = hanging.processes(TITLE)[0]
+    victim = hanging.replicas(TITLE)[0]
     with Load(hanging, "faulty", body=GOOD) as load:
         load.wait_for_replies(20)
         os.kill(victim, signal.SIGSTOP)

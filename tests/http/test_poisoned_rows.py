@@ -31,6 +31,8 @@ TITLE = "halftone:faulty:fp32"
 def poisoned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """A server of a model that some rows kill."""
     with ready_server(tmp_path_factory.mktemp("poisoned"), CONFIG) as process:
+        # The tier is ready with one of them.
+        wait_until(lambda: len(process.replicas(TITLE)) == 2)
         yield process
 
 
@@ -42,7 +44,7 @@ def ask(server: ServerProcess, *firsts: float) -> client.Reply:
 @pytest.mark.parametrize("first", [faulty.RAISES, faulty.EXITS])
 def test_a_row_that_raises_fails_its_own_request(poisoned: ServerProcess, first: float) -> None:
     """Batch-mates are answered, and no replica ends."""
-    before = poisoned.processes(TITLE)
+    before = poisoned.replicas(TITLE)
     firsts = [first if number % 4 == 0 else 100.0 + number for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
         replies = list(pool.map(lambda value: ask(poisoned, value), firsts))
@@ -53,7 +55,7 @@ def test_a_row_that_raises_fails_its_own_request(poisoned: ServerProcess, first:
         else:
             assert reply.status == 200
             assert np.array_equal(reply.array("y"), [[value, 1.0]])
-    assert poisoned.processes(TITLE) == before
+    assert poisoned.replicas(TITLE) == before
 
 
 def test_a_row_that_kills_its_process_is_found_and_quarantined(poisoned: ServerProcess) -> None:
@@ -71,14 +73,14 @@ def test_a_row_that_kills_its_process_is_found_and_quarantined(poisoned: ServerP
     for value, reply in zip(mates, answered, strict=True):
         assert reply.status == 200, reply.body
         assert np.array_equal(reply.array("y"), [[value, 1.0]])
-    wait_until(lambda: len(poisoned.processes(TITLE)) == 2 and ready(poisoned))
-    replicas = poisoned.processes(TITLE)
+    wait_until(lambda: len(poisoned.replicas(TITLE)) == 2 and ready(poisoned))
+    replicas = poisoned.replicas(TITLE)
     for _ in range(5):
         again = ask(poisoned, 2.0, faulty.DEADLY)
         assert (again.status, again.json()["code"]) == (422, "quarantined")
         assert "row 1 " in again.json()["error"]
         assert ask(poisoned, 2.0).status == 200
-    assert poisoned.processes(TITLE) == replicas
+    assert poisoned.replicas(TITLE) == replicas
     page = poisoned.call("GET", "/metrics").body.decode()
     assert any(
         sample.labels.get("reason") == "quarantined"

@@ -90,8 +90,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def answer(replica: TierReplica) -> Any:
-    """What it makes of its own example."""
-    return await replica.run((await replica.report(with_example=True)).example)
+    """What it makes of a row."""
+    return await replica.run({"x": np.ones((1, 128), np.float32)})
 
 
 def test_a_well_replica_goes_on(exits: list[int]) -> None:
@@ -167,12 +167,15 @@ def test_one_that_cannot_load_says_so(exits: list[int], monkeypatch: pytest.Monk
 
 
 def test_a_wrong_known_answer_ends_the_process(exits: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """And until it has ended, nothing is answered."""
+    """Until it has ended nothing is answered: another can, and what this one is says nothing of the tier."""
     monkeypatch.setattr(Engine, "broken", lambda _: "the known answer is off")
 
     async def scenario() -> None:
         replica = await checked_replica()
-        assert isinstance(await answer(replica), NotReady)
+        assert isinstance(await answer(replica), DeviceLost)
+        with pytest.raises(DeviceLost, match="the known answer is off"):
+            await replica.report(with_example=False)
+        assert HUB.announced[-1].endpoint is None
         await replica.close()
 
     asyncio.run(scenario())
@@ -287,7 +290,7 @@ def test_a_hung_device_thread_ends_the_process(exits: list[int], monkeypatch: py
             await until(lambda: exits == [1])
         released.set()
         await stuck
-        assert isinstance(await answer(replica), NotReady)
+        assert isinstance(await answer(replica), DeviceLost)
         await replica.close()
 
     asyncio.run(scenario())
