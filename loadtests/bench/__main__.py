@@ -4,7 +4,8 @@ Echo (128 FP32 values per request) and a sentence encoder of 22.6 M parameters (
 FP32. Every server runs the same model code on the same cores with the same number of torch threads, batches
 up to 32 rows and waits up to 2 ms for them. Servers are started in turn, in rounds; figures are medians over
 rounds. wrk gives the closed loop at 1, 32 and 128 connections; then Poisson arrivals at 70 % of the server's
-own best give the p99, counted from when each request was due. Answers are compared with the model's first.
+own best give the p99, counted from when each request was due; at the end of a round Halftone gets the loads
+that the others were given in it. Answers are compared with the model's first.
 Ctrl-C ends early, and reports the rounds so far.
 
 Writes `loadtests/results/<date>.json` and `.md`; a run of all servers also draws `docs/bench.svg`, a run of
@@ -23,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from loadtests.bench.measurement import (
     Figures,
     expected_output,
     measure,
+    measure_at_rates,
     torch_loop,
 )  # fmt: skip
 from loadtests.bench.workload import Workload, workloads
@@ -102,17 +104,20 @@ class Bench:
         for number in range(self._options.rounds):
             shift = number % len(self._servers)
             for workload in self._workloads:
-                for server in self._servers[shift:] + self._servers[:shift]:
-                    self._one(number, workload, server, expected[workload.name])
+                order = self._servers[shift:] + self._servers[:shift]
+                found = {
+                    server: self._one(number, workload, server, expected[workload.name]) for server in order
+                }
+                self._ours_at_their_rates(number, workload, found)
                 if workload.name == "model":
                     found = torch_loop(workload, self._options.threads, self._options.seconds)
                     self._torch_rounds.append(found)
                     print(f"round {number + 1}, torch loop: {found}", flush=True)
 
-    def _one(self, number: int, workload: Workload, server: str, expected: Any) -> None:
+    def _one(self, number: int, workload: Workload, server: str, expected: Any) -> Figures | None:
         key = f"{workload.name}/{server}"
         if len(self._failed[key]) >= MAX_FAILURES:
-            return
+            return None
         folder = self._folder / f"{server[:8]}{workload.name[0]}{number}"
         try:
             figures = measure(
@@ -127,13 +132,46 @@ class Bench:
         except (StartFailed, LoadFailed) as error:
             self._failed[key].append(str(error))
             print(f"round {number + 1}, {key}: {error}", flush=True)
-            return
+            return None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._rounds[workload.name, server].append(figures)
         rates = {connections: round(rate) for connections, rate in figures["requests_per_s"].items()}
         p99_ms = figures["open_loop"]["latency_ms"].get("p99")
         print(f"round {number + 1}, {key}: requests/s {rates}, open-loop p99 {p99_ms} ms", flush=True)
+        return figures
+
+    def _ours_at_their_rates(
+        self, number: int, workload: Workload, found: Mapping[str, Figures | None]
+    ) -> None:
+        """Halftone's open loops at the rates of the others', each noted with the other's figures."""
+        theirs = {server: figures for server, figures in found.items() if figures and server != OURS}
+        if not theirs or not found[OURS]:
+            return
+        folder = self._folder / f"rates{workload.name[0]}{number}"
+        try:
+            ours = measure_at_rates(
+                OURS,
+                workload,
+                {server: figures["open_loop"]["offered_per_s"] for server, figures in theirs.items()},
+                threads=self._options.threads,
+                seconds=self._options.seconds,
+                patience_s=self._options.patience,
+                folder=folder,
+            )
+        except (StartFailed, LoadFailed) as error:
+            self._failed[f"{workload.name}/{OURS}"].append(str(error))
+            print(f"round {number + 1}, {workload.name}/{OURS} at the others' rates: {error}", flush=True)
+            return
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        for server, figures in theirs.items():
+            figures["halftone_at_its_rate"] = ours[server]
+        p99_ms = {server: one["latency_ms"].get("p99") for server, one in ours.items()}
+        print(
+            f"round {number + 1}, {workload.name}/{OURS} at the others' rates, p99 in ms: {p99_ms}",
+            flush=True,
+        )
 
     def results(self) -> report.Results:
         """Medians over rounds, by workload and server."""

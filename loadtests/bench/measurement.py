@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import uvloop
 from loadtests.bench.closed_loop import LoadFailed, closed_loop, write_script
 from loadtests.bench.contender import CONTENDERS, ask, started
 from loadtests.bench.quiet import wait_for_quiet
-from loadtests.bench.workload import Array, Workload
+from loadtests.bench.workload import Array, Headers, Workload
 from loadtests.open_loop import Exchange, Mix, arrivals, send_all
 from loadtests.server_process import ROOT
 
@@ -53,11 +54,10 @@ def measure(
         answer = np.asarray(ask(name, workload, url, workload.rows[0]))
         if answer.shape != expected.shape or not np.allclose(answer, expected, atol=ABSOLUTE_TOLERANCE):
             raise LoadFailed(f"another answer than the model's own: {answer[:4]}… instead of {expected[:4]}…")
-        script = write_script(folder, requests)
-        closed_loop(url, script, 32, WARMUP_S)
+        script = _warmed_up(url, folder, requests)
         closed = {connections: closed_loop(url, script, connections, seconds) for connections in CONNECTIONS}
         best = max(found.requests_per_s for found in closed.values())
-        mix = Mix(tuple(Exchange.post(url, body, dict(headers)) for body, headers in requests))
+        mix = _mix(url, requests)
         return {
             "requests_per_s": {connections: found.requests_per_s for connections, found in closed.items()},
             "p50_ms": {connections: found.p50_ms for connections, found in closed.items()},
@@ -67,6 +67,41 @@ def measure(
             "cores_busy_before": busy_share,
             "load_average_after": round(os.getloadavg()[0], 2),
         }
+
+
+def measure_at_rates(
+    name: str,
+    workload: Workload,
+    rates_per_s: Mapping[str, float],
+    *,
+    threads: int,
+    seconds: int,
+    patience_s: float,
+    folder: Path,
+) -> dict[str, Figures]:
+    """Start the server once more, for an open loop at each of the rates.
+
+    Raises:
+        StartFailed: it did not become ready.
+        LoadFailed: requests failed.
+    """
+    requests = [CONTENDERS[name].dialect.encode(workload, row) for row in workload.rows]
+    wait_for_quiet(patience_s)
+    with started(name, workload, threads, folder) as url:
+        _warmed_up(url, folder, requests)
+        mix = _mix(url, requests)
+        return {key: open_loop(url, mix, rate, 2 * seconds) for key, rate in rates_per_s.items()}
+
+
+def _warmed_up(url: str, folder: Path, requests: Sequence[tuple[bytes, Headers]]) -> Path:
+    """The script for wrk of the requests, after it has run for a while."""
+    script = write_script(folder, requests)
+    closed_loop(url, script, 32, WARMUP_S)
+    return script
+
+
+def _mix(url: str, requests: Sequence[tuple[bytes, Headers]]) -> Mix:
+    return Mix(tuple(Exchange.post(url, body, dict(headers)) for body, headers in requests))
 
 
 def open_loop(url: str, mix: Mix, rate_per_s: float, seconds: int) -> Figures:

@@ -70,6 +70,12 @@ class Connection:
     async def open(cls, address: tuple[str, int]) -> Connection:
         return cls(*await asyncio.open_connection(*address))
 
+    async def __aenter__(self) -> Connection:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
         lines = [f"POST {path} HTTP/1.1", "host: test", f"content-length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]

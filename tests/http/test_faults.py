@@ -23,6 +23,12 @@ models:
     outputs: [{name: y, dtype: FP32, shape: [-1, 128]}]
     tiers: {fp32: {}}
 """
+THREE = """
+models:
+  - name: echo
+    source: serving.models.echo:Echo
+    tiers: {fp32: {replicas: 3, batching: {max_rows: 1}}}
+"""
 
 
 def test_killed_processes_cost_only_what_they_held(start: Start) -> None:
@@ -104,3 +110,19 @@ def _a_gateway(server: ServerProcess) -> None:
     assert {status for status, _ in broken} <= {0, 200}
     assert sum(count for (status, _), count in broken.items() if status == 0) <= 8
     assert load.replies[-1] == (200, "")
+
+
+def test_the_last_of_three_replicas_takes_the_batches_of_all(start: Start) -> None:
+    """As many as gateways may have under way for three, each of one row here."""
+    server = start(THREE)
+    server.wait_for_output("Try:")
+    title = "halftone:echo:fp32"
+    wait_until(lambda: len(server.replicas(title)) == 3)
+    with Load(server, clients=16) as load:
+        load.wait_for_replies(200)
+        for victim in server.replicas(title)[:2]:
+            os.kill(victim, signal.SIGKILL)
+        load.wait_for_replies(1000)
+        wait_until(lambda: len(server.replicas(title)) == 3)
+    assert Counter(load.replies).keys() == {(200, "")}
+    assert server.interrupt() == 0, server.output

@@ -24,7 +24,10 @@ def figures(at_32: float, at_128: float, p50_alone: float, open_p99: float) -> d
 
 
 RESULTS: report.Results = {
-    "echo": {"halftone": figures(800, 900, 0.5, 4), "mosec": figures(400, 300, 2.0, 8)},
+    "echo": {
+        "halftone": figures(800, 900, 0.5, 4),
+        "mosec": {**figures(400, 300, 2.0, 8), "halftone_at_its_rate": {"latency_ms": {"p99": 2.0}}},
+    },
     "model": {"halftone": figures(90, 95, 9, 100), "litserve": figures(45, 50, 9, 400)},
 }
 TORCH = {"1": 50.0, "32": 100.0}
@@ -37,6 +40,7 @@ def test_ratios_are_ours_over_theirs() -> None:
         "echo/mosec": 2.0,
         "echo/mosec@128": 3.0,
         "open_p99_echo/mosec": 0.5,
+        "open_p99_same_rate_echo/mosec": 0.25,
         "p50_alone/mosec": 0.25,
         "model/litserve": 2.0,
         "model/litserve@128": 1.9,
@@ -69,8 +73,9 @@ def test_a_server_that_failed_is_in_the_table_with_its_reason() -> None:
     }
     text = report.table(found)
     assert "echo/bentoml: 3 of 3 rounds failed, the last one: no such module\n" in text + "\n"
-    assert "| Mosec | 2.00 ms | 400/s | 300/s | 2.00 · 3.00 | 7/s, 8.0 ms |" in text
-    assert "| bare torch loop, batches of 32 | | 100/s | 100/s | 0.90 · 0.95 | |" in text
+    assert "| Mosec | 2.00 ms | 400/s | 300/s | 2.00 · 3.00 | 7/s, 8.0 ms | 2.0 ms |" in text
+    assert "| LitServe | 9.00 ms | 45/s | 50/s | 2.00 · 1.90 | 7/s, 400.0 ms |  |" in text
+    assert "| bare torch loop, batches of 32 | | 100/s | 100/s | 0.90 · 0.95 | | |" in text
 
 
 def test_the_picture_is_well_formed_and_to_scale() -> None:
