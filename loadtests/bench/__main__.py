@@ -110,9 +110,9 @@ class Bench:
                 }
                 self._ours_at_their_rates(number, workload, found)
                 if workload.name == "model":
-                    found = torch_loop(workload, self._options.threads, self._options.seconds)
-                    self._torch_rounds.append(found)
-                    print(f"round {number + 1}, torch loop: {found}", flush=True)
+                    bare = torch_loop(workload, self._options.threads, self._options.seconds)
+                    self._torch_rounds.append(bare)
+                    print(f"round {number + 1}, torch loop: {bare}", flush=True)
 
     def _one(self, number: int, workload: Workload, server: str, expected: Any) -> Figures | None:
         key = f"{workload.name}/{server}"
