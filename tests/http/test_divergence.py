@@ -339,11 +339,8 @@ def reasons(server: ServerProcess, requests: int) -> set[str]:
 
 def test_one_bad_pair_leaves_every_sum_finite(measured: ServerProcess, drift: Drift) -> None:
     """NaN on the tier only: the caller gets the reference's row, the page its count."""
-    asked = 0
 
     def is_counted() -> bool:
-        nonlocal asked
-        asked += 1
         # A row that finds no idle replica is dropped, and another one asked for.
         reply = infer(measured, "every", real_rows(1), x_precision="fp16")
         assert np.isfinite(reply.array("y")).all()
@@ -358,8 +355,6 @@ def test_one_bad_pair_leaves_every_sum_finite(measured: ServerProcess, drift: Dr
     scraped = page(measured)
     sums = {name for name, _ in scraped.samples if name.endswith("_sum")}
     assert "halftone_divergence_sum" in sums
-    # Each pair once at most.
-    assert 1 <= scraped.total("halftone_divergence_nonfinite_total", model="every") <= asked
     assert all(math.isfinite(value) for (name, _), value in scraped.samples.items() if name in sums)
     assert scraped.total("halftone_divergence_sum", model="every", metric="rel_l2") > 0
 
