@@ -18,7 +18,7 @@ from granian.server.embed import Server
 from serving.errors import ConfigError, HalftoneError, TooManyConnections
 from serving.protocol.doorman import Doorman
 from serving.protocol.http import Response
-from serving.protocol.own_sockets import inode, listeners
+from serving.protocol.own_sockets import close_door, inode, listeners
 from serving.protocol.rsgi import RsgiApp
 from serving.protocol.tls import check_certificate
 
@@ -33,8 +33,9 @@ _START_TIMEOUT_S = 10.0
 #: Between cancelling what still runs and giving up on it.
 _CANCEL_GRACE_S = 1.0
 _POLL_S = 0.002
-#: From refusing new connections to closing the listener: what was accepted is taken up meanwhile.
-_LEAVE_DELAY_S = 0.1
+#: From turning new connections away to closing the listener, for those that are open to send
+#: their first request. Clients that were turned away try again after a second, so it costs none.
+_LEAVE_DELAY_S = 0.8
 
 _log = logging.getLogger(__name__)
 
@@ -182,9 +183,9 @@ class EmbeddedServer:
     async def leave(self, timeout_s: float) -> bool:
         """Stop, while other processes go on listening on the port.
 
-        Connections that wait to be accepted when a listener closes are reset. So for a moment
-        before, this one's queue takes no new ones: their clients try again within a second, and
-        find the others.
+        Connections that wait to be accepted when a listener closes are reset, and those that have
+        asked for nothing yet are closed. So for a moment before, no new ones come in: their
+        clients try again after a second, and find the others.
 
         Args:
             timeout_s: as for `stop`.
@@ -194,7 +195,10 @@ class EmbeddedServer:
         """
         self._dismiss_doorman()
         for handle in listeners(self.port):
-            handle.listen(0)
+            try:
+                close_door(handle)
+            except OSError:  # No filters in this kernel. So all but one at a time.
+                handle.listen(0)
         await asyncio.sleep(_LEAVE_DELAY_S)
         return await self.stop(timeout_s)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.protocol.own_sockets import connections, inode, listeners
+from serving.protocol.own_sockets import close_door, connections, inode, listeners
 
 
 @pytest.fixture(params=["127.0.0.1", "::1"])
@@ -53,3 +53,23 @@ def test_other_files_are_passed_over(listener: socket.socket) -> None:
         assert len(list(listeners(port))) == 1
     os.close(reading)
     os.close(writing)
+
+
+def test_behind_a_closed_door_are_those_who_came_before(listener: socket.socket) -> None:
+    """Accepted or still waiting, they talk on; nobody else gets in, not even into the queue."""
+    address = listener.getsockname()[:2]
+    with socket.create_connection(address) as early, socket.create_connection(address) as waiting:
+        accepted, _ = listener.accept()
+        close_door(listener)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, timeout=0.3)
+        taken_up, _ = listener.accept()
+        listener.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            listener.accept()
+        with accepted, taken_up:
+            for client, server in ((early, accepted), (waiting, taken_up)):
+                client.sendall(b"ask")
+                assert server.recv(9) == b"ask"
+                server.sendall(b"answer")
+                assert client.recv(9) == b"answer"

@@ -1,6 +1,7 @@
 """The embedded server: start, stop, shared ports, and what it answers on its own."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import ssl
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -273,7 +275,7 @@ from serving.protocol.rsgi import RsgiApp
 from serving.protocol.server import EmbeddedServer
 
 async def handle(request):
-    return Response(200, [], sys.argv[2].encode())
+    return Response(200, [("connection", "close")], sys.argv[2].encode())
 
 async def main():
     app = RsgiApp(handle, refuse=lambda error, headers: Response(error.status), max_body_bytes=1000)
@@ -281,22 +283,19 @@ async def main():
     await server.start()
     print(server.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    await server.stop(5)
+    await server.leave(5)
 
 asyncio.run(main())
 """
 
 
-def test_two_processes_share_a_port(wire: Any) -> None:
-    """The kernel spreads connections; when one leaves, the other serves them all."""
-
-    def answers(requests: int) -> set[bytes]:
-        return {wire.get(int(port)).rpartition(b"\r\n")[2] for _ in range(requests)}
-
+@contextlib.contextmanager
+def sharing(names: Sequence[str]) -> Iterator[tuple[int, list[subprocess.Popen[str]]]]:
+    """A port, and the processes that listen on it; one whose input ends leaves."""
     children: list[subprocess.Popen[str]] = []
     port = "0"
     try:
-        for name in ("first", "second"):
+        for name in names:
             child = subprocess.Popen(
                 [sys.executable, "-c", CHILD, port, name],
                 stdin=subprocess.PIPE,
@@ -306,10 +305,50 @@ def test_two_processes_share_a_port(wire: Any) -> None:
             children.append(child)
             assert child.stdout
             port = child.stdout.readline().strip()
+        yield int(port), children
+    finally:
+        for child in children:
+            child.communicate()
+
+
+def test_two_processes_share_a_port(wire: Any) -> None:
+    """The kernel spreads connections; when one leaves, the other serves them all."""
+    with sharing(["first", "second"]) as (port, children):
+
+        def answers(requests: int) -> set[bytes]:
+            return {wire.get(port).rpartition(b"\r\n")[2] for _ in range(requests)}
+
         assert answers(64) == {b"first", b"second"}
         children[0].communicate()
         assert children[0].returncode == 0
         assert answers(16) == {b"second"}
-    finally:
-        for child in children:
+
+
+def test_no_connection_is_lost_when_processes_leave(wire: Any) -> None:
+    """Neither those that wait to be accepted, nor those that have asked for nothing yet."""
+    over = threading.Event()
+    answers: list[bytes] = []
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                with wire.connect(port) as connection:
+                    time.sleep(0.005)
+                    connection.sendall(GET + b"\r\n")
+                    answer = b"".join(iter(lambda: connection.recv(9999), b""))
+                    answers.append(answer.rpartition(b"\r\n")[2])
+            except OSError as error:
+                answers.append(repr(error).encode())
+
+    with sharing(["first", "second", "third"]) as (port, children):
+        asking = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in asking:
+            thread.start()
+        for child in children[:2]:
+            time.sleep(0.3)
             child.communicate()
+        time.sleep(0.3)
+        over.set()
+        for thread in asking:
+            thread.join()
+    assert set(answers) == {b"first", b"second", b"third"}
