@@ -174,9 +174,9 @@ def _check_secrets(config: Config) -> None:
 
         load_tokens(server.tokens_file)
     if server.tls_certificate and server.tls_key:
-        from serving.protocol.tls import check_certificate  # noqa: PLC0415
+        from serving.protocol.tls import server_context  # noqa: PLC0415
 
-        check_certificate(server.tls_certificate, server.tls_key)
+        server_context(server.tls_certificate, server.tls_key)
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@
         ├── BadTensor          400     a tensor is missing, unknown or given twice
         ├── BadPrecision       400     the declared precision is empty, repeated or unknown
         ├── BadHeader          400     another header or parameter has no valid value
+        ├── BadRequest         400     what was sent is no HTTP/1.1
         ├── Unauthorized       401     no token, or an unknown one
         ├── UnknownRoute       404
         ├── UnknownModel       404
@@ -20,9 +21,11 @@
         ├── BodyTimeout        408     the body did not arrive in time
         ├── PrecisionUnavailable 409   the tier exists but cannot be honoured here
         ├── TooLarge           413     body, decompressed body or rows over the limit
+        ├── UrlTooLong         414
         ├── UnsupportedMedia   415     content type or encoding that is not served
         ├── NonfiniteOutput    422     the model's answer is not finite
         ├── Quarantined        422     the row ended the processes that computed it
+        ├── HeadTooLarge       431     too many headers, or too large
         ├── ModelError         500     the model's own code raised, or broke its signature
         ├── InternalError      500     a fault of Halftone's own
         ├── Overloaded         503     the tier's queue is full
@@ -132,6 +135,12 @@ class BadHeader(RequestError):
     status, code = 400, "bad_header"
 
 
+class BadRequest(RequestError):
+    """What was sent is no HTTP/1.1, or could be read in two ways."""
+
+    status, code = 400, "bad_request"
+
+
 class Unauthorized(RequestError):
     """The request carries no token, or an unknown one."""
 
@@ -179,6 +188,12 @@ class TooLarge(RequestError):
     status, code = 413, "too_large"
 
 
+class UrlTooLong(RequestError):
+    """The request's target is over the limit."""
+
+    status, code = 414, "url_too_long"
+
+
 class UnsupportedMedia(RequestError):
     """The content type or content encoding is not served."""
 
@@ -195,6 +210,12 @@ class Quarantined(RequestError):
     """A row of the request ended the processes that computed it, and is not computed for a while."""
 
     status, code = 422, "quarantined"
+
+
+class HeadTooLarge(RequestError):
+    """The request has too many headers, or they are too large."""
+
+    status, code = 431, "head_too_large"
 
 
 class ModelError(RequestError):

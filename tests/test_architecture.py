@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 GATEWAY_MODULES = [
     f"serving.gateway.{module.name}" for module in pkgutil.iter_modules(serving.gateway.__path__)
 ]
-HEAVY = ("torch", "ray", "granian", "torch_npu")
+HEAVY = ("torch", "ray", "httptools", "torch_npu")
 
 
 def loaded_by(module: str) -> list[str]:
@@ -181,7 +181,6 @@ OPENS_FILES = {
     "gateway/auth.py": "the operator's tokens",
     "gateway/token_watch.py": "the same",
     "gateway/captures.py": "into the operator's folder, under names of its own",
-    "protocol/own_sockets.py": "this process's descriptors",
     "protocol/server.py": "the operator's certificate",
     "protocol/tls.py": "the same",
     "divergence/capture.py": "an operator's, for `halftone replay`",

@@ -24,7 +24,7 @@ MEANINGS = {
     "p50_alone/<peer>": "a lone client's p50 on echo, Halftone's over the peer's",
     "model_p99/bound": "Halftone's p99 at 32 connections over 2 x (the time of a batch of 32 + 2 ms)",
 }
-_OUR_PACKAGES = ("ray", "torch", "granian", "numpy", "uvloop")
+_OUR_PACKAGES = ("ray", "torch", "httptools", "numpy", "uvloop")
 _PEER_PACKAGES = ("bentoml", "litserve", "mlserver", "mosec", "torch", "numpy")
 
 _HEADING = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
 
 import orjson
 
@@ -16,13 +17,20 @@ REQUEST_ID_HEADER = "x-request-id"
 UNDECODABLE = "\N{REPLACEMENT CHARACTER}"
 
 
+T = TypeVar("T")
+_NOT_LOOKED_FOR = object()
+
+
 class Headers:
     """Request headers: case-insensitive names, every value of a repeated one kept in order."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_found", "_values")
 
-    def __init__(self, pairs: Iterable[tuple[str, str]] = ()) -> None:
-        values: dict[str, list[str]] = {}
+    def __init__(
+        self, pairs: Iterable[tuple[str, str]] = (), values: dict[str, list[str]] | None = None
+    ) -> None:
+        """From pairs; `values`, by lower-case name, are kept as they are and the pairs added to them."""
+        values = {} if values is None else values
         for name, value in pairs:
             lower = name.lower()
             if lower in values:
@@ -30,6 +38,17 @@ class Headers:
             else:
                 values[lower] = [value]
         self._values = values
+        self._found: dict[Callable[[Headers], Any], Any] = {}
+
+    def once(self, find: Callable[[Headers], T]) -> T:
+        """What a function of nothing but the headers finds in them, looked for once.
+
+        Requests with the same head share their headers. What it raises is not remembered.
+        """
+        found = self._found.get(find, _NOT_LOOKED_FOR)
+        if found is _NOT_LOOKED_FOR:
+            found = self._found[find] = find(self)
+        return cast("T", found)
 
     def get(self, name: str) -> str | None:
         """The first value of a header, or `None` where it is absent."""

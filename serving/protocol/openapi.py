@@ -55,6 +55,9 @@ _INFER_ERRORS: tuple[type[RequestError], ...] = (
 _COMMON_ERRORS: tuple[type[RequestError], ...] = (
     errors.BadJson,
     errors.BadHeader,
+    errors.BadRequest,
+    errors.UrlTooLong,
+    errors.HeadTooLarge,
     errors.BodyTimeout,
     errors.TooLarge,
     errors.Unauthorized,

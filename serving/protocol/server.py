@@ -1,38 +1,41 @@
-"""Granian's HTTP server, embedded in the running event loop."""
+"""The HTTP server, embedded in the running event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import socket
-import time
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable
+from email.utils import formatdate
 from pathlib import Path
 
-from granian.constants import HTTPModes, Interfaces, SSLProtocols
-from granian.http import HTTP1Settings
-from granian.server.embed import Server
-
 from serving.errors import ConfigError, HalftoneError, TooManyConnections
-from serving.protocol.doorman import Doorman
-from serving.protocol.http import Response
-from serving.protocol.own_sockets import close_door, inode, listeners
-from serving.protocol.rsgi import RsgiApp
-from serving.protocol.tls import check_certificate
+from serving.protocol.http_app import HttpApp
+from serving.protocol.http_connection import HttpConnection
+from serving.protocol.listener import close_door, listen
+from serving.protocol.tls import server_context
+from serving.protocol.turned_away import TurnedAway
+from serving.protocol.write_batch import WriteBatch
 
 HEADER_READ_TIMEOUT_S = 10.0
 WRITE_TIMEOUT_S = 10.0
-#: Request line and headers together; the server answers 414 or 431 beyond it.
-MAX_HEADER_BYTES = 65_536
 MAX_CONNECTIONS = 1024
-#: Connections that wait to be accepted.
-BACKLOG = 1024
-_START_TIMEOUT_S = 10.0
 #: Between cancelling what still runs and giving up on it.
 _CANCEL_GRACE_S = 1.0
-_POLL_S = 0.002
+#: For a TLS client to end its side of a connection.
+_TLS_SHUTDOWN_TIMEOUT_S = 1.0
+#: Between looks for clients that are late.
+_SWEEP_INTERVAL_S = 0.1
+#: Connections that are accepted before others have their turn.
+_ACCEPT_BATCH = 64
+#: Where no more can be accepted, because the process has no file for them, say.
+_ACCEPT_PAUSE_S = 0.2
+#: For one of too many connections to end, before those that wait for it are turned away.
+_PATIENCE_S = 0.25
 #: From turning new connections away to closing the listener, for those that are open to send
 #: their first request. Clients that were turned away try again after a second, so it costs none.
 _LEAVE_DELAY_S = 0.8
@@ -45,14 +48,14 @@ class ServerError(HalftoneError):
 
 
 class EmbeddedServer:
-    """An HTTP/1.1 server in this event loop, without signal handlers, WebSockets or logs.
+    """An HTTP/1.1 server in this event loop, without signal handlers, WebSockets or logs of requests.
 
     Several processes may listen on one port (`SO_REUSEPORT`): the kernel spreads connections.
     """
 
     def __init__(
         self,
-        app: RsgiApp,
+        app: HttpApp,
         host: str,
         port: int,
         *,
@@ -68,10 +71,10 @@ class EmbeddedServer:
             app: What answers the requests.
             host: A name or an address of this machine.
             port: The port, or 0 for any free one; `port` tells which after `start`.
-            header_read_timeout_s: How long the headers may take to arrive, and a connection be idle.
+            header_read_timeout_s: How long the headers may take to arrive, a connection be idle, and a
+                TLS handshake take.
             write_timeout_s: How long a client may leave a response unread before it is dropped.
-            max_connections: How many may be open. Others are answered 503; over TLS they are
-                disconnected, some of them only after the time for a handshake.
+            max_connections: How many may be open. Others are answered 503; over TLS they are disconnected.
             tls_certificate: The certificate chain in PEM. TLS needs both it and `tls_key`.
             tls_key: Its private key in PEM.
 
@@ -83,102 +86,162 @@ class EmbeddedServer:
         self.host = host
         self.port = port
         self._app = app
-        self._header_read_timeout_ms = round(header_read_timeout_s * 1000)
+        self._header_read_timeout_s = header_read_timeout_s
         self._write_timeout_ms = round(write_timeout_s * 1000)
         self._tls = (tls_certificate, tls_key)
+        self._tls_context: ssl.SSLContext | None = None
         self._max_connections = max_connections
-        self._doorman: Doorman | None = None
-        self._server: Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
+        self._connections: set[HttpConnection] = set()
+        #: Those whose client has not been greeted yet: over TLS, their handshake is under way.
+        self._admissions: set[asyncio.Task[None]] = set()
+        self._writes = WriteBatch()
+        self._turned_away = TurnedAway()
+        #: Until when nobody is accepted.
+        self._accept_pause: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._emptied = asyncio.Event()
+        self._date = ""
 
     @property
     def is_serving(self) -> bool:
-        """Whether it was started and has not ended since."""
-        return self._serving is not None and not self._serving.done()
+        """Whether it listens, and looks after its connections."""
+        return self._listener is not None and self._sweeping is not None and not self._sweeping.done()
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._connections) + len(self._admissions)
 
     async def start(self) -> None:
         """Listen. Returns once connections are accepted.
 
         Raises:
-            ServerError: The address cannot be resolved or bound, nothing listens in time, or
-                certificate and key are not what they should be.
+            ServerError: The address cannot be resolved or bound, or certificate and key are not what
+                they should be.
         """
-        if self._serving is not None:
+        if self._listener is not None or self._sweeping is not None:
             raise ServerError("the server has been started already")
-        self._check_certificate()
+        self._load_certificate()
         address = await _resolve(self.host)
-        with contextlib.ExitStack() as reservation:
-            if self.port == 0:
-                self.port = reservation.enter_context(_reserve_port(address))
-            before = _listener_inodes(self.port)
-            self._server = self._make_server(address)
-            self._serving = asyncio.get_running_loop().create_task(self._server.serve())
-            opened = await self._until_listening(before)
-        for handle in listeners(self.port):
-            if inode(handle) in opened:
-                _set_write_timeout(handle, self._write_timeout_ms)
-                refusal = None if self._tls[0] else self._refusal
-                self._doorman = Doorman(handle.fileno(), self._max_connections, refusal)
+        try:
+            self._listener = listen(address, self.port, self._write_timeout_ms)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ServerError(f"cannot listen on {self.host}:{self.port}: {reason}") from None
+        self.port = self._listener.getsockname()[1]
+        loop = asyncio.get_running_loop()
+        self._sweeping = loop.create_task(self._sweep())
+        loop.add_reader(self._listener, self._accept)
 
-    def _refusal(self) -> Response:
-        return self._app.refusal(TooManyConnections("the server has as many connections as it takes"))
-
-    def _dismiss_doorman(self) -> None:
-        if self._doorman is not None:
-            self._doorman.close()
-            self._doorman = None
-
-    def _check_certificate(self) -> None:
+    def _load_certificate(self) -> None:
         # They may have changed since the configuration was checked: renewed, one after the other.
         certificate, key = self._tls
         if certificate is not None and key is not None:
             try:
-                check_certificate(certificate, key)
+                self._tls_context = server_context(certificate, key)
             except ConfigError as error:
                 raise ServerError(f"cannot speak TLS: {error}") from error
 
-    def _make_server(self, address: str) -> Server:
-        return Server(
-            self._app,
-            address=address,
-            port=self.port,
-            interface=Interfaces.RSGI,
-            # Not "auto": while that waits for a protocol to show, a silent connection never times out.
-            http=HTTPModes.http1,
-            http1_settings=HTTP1Settings(
-                header_read_timeout=self._header_read_timeout_ms, max_buffer_size=MAX_HEADER_BYTES
-            ),
-            websockets=False,
-            backlog=BACKLOG,
-            backpressure=self._max_connections,
-            log_enabled=False,
-            # Its constructor configures logging; not incrementally, that would close the
-            # handlers of everybody else in the process.
-            log_dictconfig={"incremental": True, "handlers": {}, "loggers": {}, "root": {}},
-            ssl_cert=self._tls[0],
-            ssl_key=self._tls[1],
-            ssl_protocol_min=SSLProtocols.tls12,
+    def _accept(self) -> None:
+        """Take in some of those that wait, as far as there is room."""
+        for _ in range(_ACCEPT_BATCH):
+            if self.connections >= self._max_connections:
+                # One that goes now makes room for one that waits.
+                self._pause_accepting(_PATIENCE_S, self._turn_away)
+                return
+            client = self._next_client()
+            if client is None:
+                return
+            admission = asyncio.get_running_loop().create_task(self._admit(client))
+            self._admissions.add(admission)
+            admission.add_done_callback(functools.partial(self._admitted, client))
+
+    def _next_client(self) -> socket.socket | None:
+        """The next connection in the queue; None where there is none, or none can be had."""
+        if self._listener is None:
+            return None
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return None
+        except OSError as error:
+            _log.warning("cannot accept connections for now: %s", error.strerror or error)
+            self._pause_accepting(_ACCEPT_PAUSE_S, self._accept_again)
+            return None
+        client.setblocking(False)
+        return client
+
+    def _pause_accepting(self, pause_s: float, then: Callable[[], None]) -> None:
+        """Or the listener, which is ready all the time, would keep the loop busy."""
+        if self._listener is not None and self._accept_pause is None:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listener)
+            self._accept_pause = loop.call_later(pause_s, then)
+
+    def _accept_again(self) -> None:
+        if self._accept_pause is not None:
+            self._accept_pause.cancel()
+            self._accept_pause = None
+        if self._listener is not None:
+            asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _turn_away(self) -> None:
+        """All that wait by now: nobody made room for them."""
+        error = TooManyConnections("the server has as many connections as it takes")
+        self._accept_again()
+        while (client := self._next_client()) is not None:
+            if self._tls_context is not None:
+                client.close()
+            else:
+                self._turned_away.add(client, lambda: self._app.refusal(error))
+
+    def _admitted(self, client: socket.socket, admission: asyncio.Task[None]) -> None:
+        if admission.cancelled():  # Perhaps before it began.
+            client.close()
+        self._admissions.discard(admission)
+        self._left()
+
+    async def _admit(self, client: socket.socket) -> None:
+        tls = self._tls_context
+        # Not what that call returns: over TLS some loops give their own protocol instead.
+        connection = HttpConnection(
+            self._app, self._header_read_timeout_s, lambda: self._date, self._writes, self._lost
         )
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection,
+                client,
+                ssl=tls,
+                ssl_handshake_timeout=self._header_read_timeout_s if tls else None,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT_S if tls else None,
+            )
+        except OSError as error:
+            client.close()
+            _log.debug("a connection ended before it was made: %r", error)
+            return
+        if not connection.is_lost:
+            self._connections.add(connection)
 
-    async def _until_listening(self, before: set[int]) -> set[int]:
-        """Wait until this process holds another listening socket on the port; its inode.
+    def _lost(self, connection: HttpConnection) -> None:
+        self._connections.discard(connection)
+        self._left()
 
-        Connecting would prove nothing: another process may listen on the same port.
-        """
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not (opened := _listener_inodes(self.port) - before):
-            if self._serving is None or self._serving.done():
-                raise ServerError(f"cannot listen on {self.host}:{self.port}: {self._failure()}")
-            if time.monotonic() > deadline:
-                await self.stop(0)
-                raise ServerError(f"nothing listens on {self.host}:{self.port} after {_START_TIMEOUT_S:g} s")
-            await asyncio.sleep(_POLL_S)
-        return opened
+    def _left(self) -> None:
+        if not self.connections:
+            self._emptied.set()
+        if self._accept_pause is not None and self.connections < self._max_connections:
+            self._accept_again()
 
-    def _failure(self) -> str:
-        error = self._serving.exception() if self._serving and not self._serving.cancelled() else None
-        # The server appends a native stack trace to its sentence.
-        return str(error).partition("\n")[0] if error else "the server ended"
+    async def _sweep(self) -> None:
+        """End the connections whose clients are late, and keep the time that responses tell."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self._date = f"date: {formatdate(usegmt=True)}\r\n"
+            now_s = loop.time()
+            for connection in [each for each in self._connections if each.deadline_s < now_s]:
+                connection.expire()
+            await asyncio.sleep(_SWEEP_INTERVAL_S)
 
     async def leave(self, timeout_s: float) -> bool:
         """Stop, while other processes go on listening on the port.
@@ -193,13 +256,9 @@ class EmbeddedServer:
         Returns:
             Whether everything finished in time.
         """
-        self._dismiss_doorman()
-        for handle in listeners(self.port):
-            try:
-                close_door(handle)
-            except OSError:  # No filters in this kernel. So all but one at a time.
-                handle.listen(0)
-        await asyncio.sleep(_LEAVE_DELAY_S)
+        if self._listener is not None:
+            close_door(self._listener)
+            await asyncio.sleep(_LEAVE_DELAY_S)
         return await self.stop(timeout_s)
 
     async def stop(self, timeout_s: float) -> bool:
@@ -211,26 +270,45 @@ class EmbeddedServer:
         Returns:
             Whether everything finished in time.
         """
-        if self._server is None or self._serving is None:
+        if self._sweeping is None:
             return True
-        self._dismiss_doorman()
-        serving, self._serving = self._serving, None
-        if not serving.done():
-            self._server.stop()
-            await asyncio.wait({serving}, timeout=timeout_s)
-        finished = serving.done()
+        self._close_listener()
+        for admission in self._admissions:
+            admission.cancel()
+        for connection in tuple(self._connections):
+            connection.finish()
+        finished = await self._until_empty(timeout_s)
         if not finished:
-            self._app.cancel_running()
-            await asyncio.wait({serving}, timeout=_CANCEL_GRACE_S)
-        if not serving.done():
-            _log.warning("connections were still open %g s after the server was stopped", timeout_s)
-        elif not serving.cancelled() and (error := serving.exception()) is not None:
-            _log.error("the HTTP server failed: %s", str(error).partition("\n")[0])
+            for connection in tuple(self._connections):
+                connection.abort()
+            if not await self._until_empty(_CANCEL_GRACE_S):
+                _log.warning("connections were still open %g s after the server was stopped", timeout_s)
+        self._turned_away.close()
+        self._sweeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._sweeping
         return finished
+
+    def _close_listener(self) -> None:
+        if self._accept_pause is not None:
+            self._accept_pause.cancel()
+            self._accept_pause = None
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+            self._listener = None
+
+    async def _until_empty(self, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.connections:
+                    self._emptied.clear()
+                    await self._emptied.wait()
+        return not self.connections
 
 
 async def _resolve(host: str) -> str:
-    """The numeric address of a host; the server itself takes no names."""
+    """The numeric address of a host."""
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
     try:
@@ -239,25 +317,3 @@ async def _resolve(host: str) -> str:
         raise ServerError(f"cannot resolve {host}: {error.strerror or error}") from None
     # IPv4 first, as `localhost` means for most clients.
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
-
-
-@contextlib.contextmanager
-def _reserve_port(address: str) -> Iterator[int]:
-    """A free port, held (bound, not listening) until the server has bound it as well."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            holder.bind((address, 0))
-        except OSError as error:
-            raise ServerError(f"cannot listen on {address}: {error.strerror}") from None
-        yield holder.getsockname()[1]
-
-
-def _listener_inodes(port: int) -> set[int]:
-    return {inode(handle) for handle in listeners(port)}
-
-
-def _set_write_timeout(handle: socket.socket, timeout_ms: int) -> None:
-    """Have the kernel drop connections whose peer stops reading; accepted sockets inherit it."""
-    handle.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)

@@ -19,7 +19,7 @@ from serving import __version__
 from serving.config import TierKind
 from serving.errors import HalftoneError, PrecisionUnavailable
 
-PACKAGES = ("torch", "torch_npu", "ray", "numpy", "granian")
+PACKAGES = ("torch", "torch_npu", "ray", "numpy", "httptools")
 PROBE_TIMEOUT_S = 120.0
 
 

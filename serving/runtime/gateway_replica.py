@@ -33,7 +33,7 @@ from serving.gateway.watch import watch_lane
 from serving.observe.logs import configure_logging
 from serving.observe.metrics import GatewayMetrics
 from serving.observe.snapshot import Family, take_snapshot
-from serving.protocol.rsgi import RsgiApp
+from serving.protocol.http_app import HttpApp
 from serving.protocol.server import EmbeddedServer
 from serving.runtime.hub_memory import HubMemory
 from serving.runtime.hub_replica import Beat, Orders
@@ -311,7 +311,7 @@ def _tier_client(
 
 def _http_server(server: ServerConfig, service: Service) -> EmbeddedServer:
     """Not started yet."""
-    app = RsgiApp(
+    app = HttpApp(
         service.handle,
         refuse=service.refuse,
         max_body_bytes=server.max_body_bytes,

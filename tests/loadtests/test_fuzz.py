@@ -70,7 +70,7 @@ def test_chunks_hold_the_whole_body() -> None:
     [
         (SENT, Reply(200, JSON, b'{"a":1}'), None),
         (SENT, Reply(400, JSON, ERROR), None),
-        (SENT, Reply(400, {}, b""), None),
+        (SENT, Reply(400, {}, b""), "without a body"),
         (SENT, Reply(500, JSON, ERROR), "status 500"),
         (SENT, Reply(503, JSON, ERROR), "status 503"),
         (SENT, Reply(504, JSON, ERROR), "status 504"),

@@ -2,24 +2,29 @@
 
 import asyncio
 import contextlib
+import gc
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from serving.errors import RequestError
 from serving.protocol.http import Headers, Request, Response, error_body
-from serving.protocol.rsgi import RsgiApp
+from serving.protocol.http_app import HttpApp
 from serving.protocol.server import EmbeddedServer
 
 
 class LoopThread:
-    """An event loop in a thread of its own."""
+    """An event loop in a thread of its own, of the kind that Ray gives to replicas."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()
+        #: What went wrong there without anybody being told.
+        self.errors: list[dict[str, Any]] = []
+        self.loop.set_exception_handler(lambda _, context: self.errors.append(context))
         self.thread = threading.Thread(target=self.loop.run_forever)
         self.thread.start()
 
@@ -76,6 +81,8 @@ def loop_thread() -> Iterator[LoopThread]:
     thread = LoopThread()
     yield thread
     thread.close()
+    gc.collect()  # A task that failed unheard says so when it is collected.
+    assert thread.errors == []
 
 
 @pytest.fixture
@@ -91,7 +98,7 @@ def make_server(loop_thread: LoopThread) -> Iterator[Callable[..., EmbeddedServe
         app: dict[str, Any] | None = None,
         **options: Any,
     ) -> EmbeddedServer:
-        made = RsgiApp(handle, **{"refuse": refuse, "max_body_bytes": 100_000, **(app or {})})
+        made = HttpApp(handle, **{"refuse": refuse, "max_body_bytes": 100_000, **(app or {})})
         servers.append(EmbeddedServer(made, host, port, **options))
         return servers[-1]
 
@@ -102,7 +109,7 @@ def make_server(loop_thread: LoopThread) -> Iterator[Callable[..., EmbeddedServe
 
 @pytest.fixture
 def start(loop_thread: LoopThread, make_server: Callable[..., EmbeddedServer]) -> Callable[..., int]:
-    """Starts a server around a handler, with options for its `RsgiApp`; gives its port."""
+    """Starts a server around a handler, with options for its `HttpApp`; gives its port."""
 
     def start(handle: Callable[[Request], Any], **app: Any) -> int:
         server = make_server(handle, app=app)

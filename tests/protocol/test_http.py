@@ -64,3 +64,23 @@ def test_error_body(error: Any) -> None:
 def test_error_body_survives_text_that_is_no_unicode() -> None:
     """Even a careless message becomes JSON."""
     assert json.loads(error_body(BadShape("\ud800"), "\udfff"))["code"] == "bad_shape"
+
+
+def test_what_is_found_in_headers_is_looked_for_once() -> None:
+    """None included; what is raised is raised again."""
+    asked: list[str] = []
+
+    def find(headers: Headers) -> str | None:
+        asked.append("find")
+        return headers.get("x-b")
+
+    def fail(headers: Headers) -> str | None:
+        asked.append("fail")
+        return headers.only("x-a")
+
+    headers = Headers([("X-A", "1"), ("x-a", "2")])
+    assert (headers.once(find), headers.once(find)) == (None, None)
+    for _ in range(2):
+        with pytest.raises(BadHeader):
+            headers.once(fail)
+    assert asked == ["find", "fail", "fail"]

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+import os
 import signal
 import socket
 import ssl
@@ -108,7 +110,7 @@ def test_tls_from_version_1_2(loop_thread: Any, make_server: Any, pair: Pair) ->
     with pytest.warns(DeprecationWarning, match="TLSv1_1 is deprecated"):
         old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
     old.set_ciphers("ALL:@SECLEVEL=0")  # Or this client would refuse itself.
-    with pytest.raises(ssl.SSLError, match="ALERT"):
+    with pytest.raises(ssl.SSLError):
         get_over_tls(server.port, old)
 
 
@@ -169,6 +171,30 @@ def test_stop_finishes_what_is_in_flight(wire: Any, loop_thread: Any, make_serve
             wire.connect(server.port)
         assert idle.recv(100) == b""
         assert stopping.result(5)
+    asking.join()
+    assert answers[0].endswith(b"finished")
+
+
+def test_stop_finishes_what_is_in_flight_over_tls(loop_thread: Any, make_server: Any, pair: Pair) -> None:
+    """There as well; a handshake that is under way is ended."""
+    started = threading.Event()
+
+    async def slow(_: Request) -> Response:
+        started.set()
+        await asyncio.sleep(0.3)
+        return Response(200, [], b"finished")
+
+    server = make_server(slow, tls_certificate=pair.certificate, tls_key=pair.key)
+    loop_thread.run(server.start())
+    answers: list[bytes] = []
+    context = trusting(pair)
+    asking = threading.Thread(target=lambda: answers.append(get_over_tls(server.port, context)[1]))
+    asking.start()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=5) as shaking:
+        assert started.wait(5)
+        assert server.connections == 2
+        assert loop_thread.run(server.stop(5)) is True
+        assert shaking.recv(100) == b""
     asking.join()
     assert answers[0].endswith(b"finished")
 
@@ -255,9 +281,12 @@ def test_slow_headers_and_idle_connections_are_closed(
     ],
 )
 def test_requests_that_are_no_http(wire: Any, start: Any, sent: bytes, status: int) -> None:
-    """The server answers these itself, without a body, and closes."""
+    """They are refused in the one shape of every error, and the connection ends."""
     port = start(hello)
-    assert wire.exchange(port, sent).startswith(f"HTTP/1.1 {status} ".encode())
+    head, _, body = wire.exchange(port, sent).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"connection: close" in head
+    assert set(json.loads(body)) == {"error", "code", "id"}
     assert wire.get(port).endswith(b"hello")
 
 
@@ -271,14 +300,14 @@ def test_http2_is_not_spoken(wire: Any, start: Any) -> None:
 CHILD = """
 import asyncio, sys
 from serving.protocol.http import Response
-from serving.protocol.rsgi import RsgiApp
+from serving.protocol.http_app import HttpApp
 from serving.protocol.server import EmbeddedServer
 
 async def handle(request):
     return Response(200, [("connection", "close")], sys.argv[2].encode())
 
 async def main():
-    app = RsgiApp(handle, refuse=lambda error, headers: Response(error.status), max_body_bytes=1000)
+    app = HttpApp(handle, refuse=lambda error, headers: Response(error.status), max_body_bytes=1000)
     server = EmbeddedServer(app, "127.0.0.1", int(sys.argv[1]))
     await server.start()
     print(server.port, flush=True)
@@ -352,3 +381,33 @@ def test_no_connection_is_lost_when_processes_leave(wire: Any) -> None:
         for thread in asking:
             thread.join()
     assert set(answers) == {b"first", b"second", b"third"}
+
+
+def test_a_process_without_files_to_spare(wire: Any) -> None:
+    """It says so, spins on nothing, and accepts again when it has some."""
+    script = """
+import resource, socket, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+"""
+    command = [sys.executable, "-c", script + CHILD, "0", "only"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout
+        port = int(child.stdout.readline())
+        crowd = [wire.connect(port) for _ in range(80)]
+        time.sleep(1)
+        cpu_s = process_cpu_s(child.pid)
+        time.sleep(1)
+        assert process_cpu_s(child.pid) - cpu_s < 0.5
+        for connection in crowd:
+            connection.close()
+        assert wire.get(port).endswith(b"only")
+        _, said = child.communicate()
+    assert "cannot accept connections for now: Too many open files" in said
+
+
+def process_cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    user_ticks, system_ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user_ticks) + int(system_ticks)) / os.sysconf("SC_CLK_TCK")

@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 from certificates import issue
-from hypothesis import given
-from hypothesis import strategies as st
 
-from serving.protocol.doorman import MAX_LINGERING, wire_bytes
 from serving.protocol.http import Request, Response
+from serving.protocol.turned_away import MAX_LINGERING
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 LIMIT = 4
@@ -107,10 +105,7 @@ def test_a_short_crowd_waits_and_is_served(wire: Any, loop_thread: Any, make_ser
 def test_over_tls_they_are_disconnected(
     loop_thread: Any, make_server: Any, wire: Any, tmp_path: Path
 ) -> None:
-    """Nothing can be said to clients whose handshakes are still to come.
-
-    A few are accepted by the TLS library beyond the limit, and end with the time for a handshake.
-    """
+    """Nothing can be said to clients whose handshakes are still to come."""
     pair = issue(tmp_path / "tls", "127.0.0.1")
     server = make_server(hello, max_connections=1, tls_certificate=pair.certificate, tls_key=pair.key)
     loop_thread.run(server.start())
@@ -120,7 +115,7 @@ def test_over_tls_they_are_disconnected(
         with ExitStack() as stack:
             crowd = [stack.enter_context(wire.connect(server.port, 20)) for _ in range(200)]
             assert {ended(refused) for refused in crowd} == {b""}
-        assert time.monotonic() - began_s < 13
+        assert time.monotonic() - began_s < 3
 
 
 @pytest.mark.parametrize("end", ["stop", "leave"])
@@ -135,26 +130,3 @@ def test_the_port_is_free_when_the_server_ends(
         loop_thread.run(getattr(server, end)(1))
     with pytest.raises(ConnectionRefusedError):
         wire.connect(server.port)
-
-
-@given(
-    st.sampled_from([200, 404, 503]),
-    st.lists(
-        st.tuples(
-            st.sampled_from(["x-a", "x-b"]), st.text(st.characters(min_codepoint=33, max_codepoint=126))
-        ),
-        max_size=3,
-    ),
-    st.binary(max_size=100),
-)
-def test_a_response_is_what_a_client_reads(status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-    """Written by hand, read by the standard library."""
-    near, far = socket.socketpair()
-    with near, far:
-        far.sendall(wire_bytes(Response(status, headers, body)))
-        response = http.client.HTTPResponse(near)
-        response.begin()
-        assert (response.status, response.read()) == (status, body)
-        assert response.getheader("connection") == "close"
-        for name in {name for name, _ in headers}:
-            assert response.headers.get_all(name) == [value for own, value in headers if own == name]

@@ -1,0 +1,246 @@
+"""One client's connection: requests in, responses out, in order and in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+
+from serving.protocol.http import Response
+from serving.protocol.http_app import HttpApp
+from serving.protocol.http_wire import CONTINUE, encode_head
+from serving.protocol.request_reader import ReadRequest
+from serving.protocol.write_batch import WriteBatch
+
+#: For what a client still sends that has been refused, before the connection ends.
+LINGER_S = 1.0
+#: Of requests that are sent before the last one is answered, until no more is read.
+MAX_AHEAD_BYTES = 65_536
+#: Responses up to here are copied, so that head and body go out as one, with those of others.
+_MAX_COPIED_BYTES = 65_536
+_CLOSE = ("connection", "close")
+
+_log = logging.getLogger(__name__)
+
+
+class HttpConnection(asyncio.Protocol):
+    """Reads a request, has it answered, writes the response; then the next one.
+
+    Reading goes on while a request is answered, as far as `MAX_AHEAD_BYTES`, so that a client that
+    goes away is noticed, and its request cancelled.
+    """
+
+    def __init__(
+        self,
+        app: HttpApp,
+        head_timeout_s: float,
+        date: Callable[[], str],
+        writes: WriteBatch,
+        on_lost: Callable[[HttpConnection], None],
+    ) -> None:
+        """A connection that is about to be made.
+
+        Args:
+            app: what answers.
+            head_timeout_s: how long the next request's head may take to arrive, idle time included.
+            date: the line of that header.
+            writes: where its responses wait for those of other connections.
+            on_lost: is told when it has ended.
+        """
+        self._app = app
+        self._head_timeout_s = head_timeout_s
+        self._date = date
+        self._writes = writes
+        self._on_lost = on_lost
+        self._loop = asyncio.get_running_loop()
+        self._reader = app.reader()
+        self._transport: asyncio.Transport
+        self.is_lost = False
+        #: When the client must have sent what it is expected to.
+        self.deadline_s = math.inf
+        self._answering: asyncio.Task[None] | None = None
+        #: Of the request that is answered, taken from the room for bodies.
+        self._held_bytes = 0
+        #: What has arrived while a request is answered, and its size.
+        self._ahead: list[bytes] = []
+        self._ahead_bytes = 0
+        self._is_reading_paused = self._is_writing_paused = False
+        self._is_body_timed = False
+        #: A response that waits to be written.
+        self._unwritten = b""
+        #: Whether the connection ends with the response that is under way.
+        self._is_last = False
+        #: Bytes taken in since it was refused; None before.
+        self._discarded_bytes: int | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It begins with a request's head."""
+        self._transport = transport  # type: ignore[assignment]  # Of a stream, which is all we make.
+        self.deadline_s = self._loop.time() + self._head_timeout_s
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """The client has gone, or was let go."""
+        self.is_lost = True
+        if self._answering is not None:
+            self._answering.cancel()
+            self._release()  # A task that has not begun runs no `finally`.
+        self._reader.close()
+        self._ahead.clear()
+        self._on_lost(self)
+
+    def eof_received(self) -> None:
+        """Nobody sends any more: taken for gone, since it mostly is. The transport closes."""
+
+    def data_received(self, data: bytes) -> None:
+        """Some of a request, of several, or of one that was refused."""
+        if self._discarded_bytes is not None:
+            self._discarded_bytes += len(data)
+            if self._discarded_bytes > self._app.max_body_bytes:
+                self._transport.abort()
+        elif self._answering is not None or self._is_writing_paused:
+            self._ahead.append(data)
+            self._ahead_bytes += len(data)
+            if self._ahead_bytes > MAX_AHEAD_BYTES and not self._is_reading_paused:
+                self._is_reading_paused = True
+                self._transport.pause_reading()
+        else:
+            self._reader.feed(data)
+            self._proceed()
+
+    def pause_writing(self) -> None:
+        """The client reads more slowly than it is answered: it is asked for nothing more."""
+        self._is_writing_paused = True
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self._is_writing_paused = False
+        if self._answering is None and self._discarded_bytes is None:
+            self._proceed()
+
+    def expire(self) -> None:
+        """`deadline_s` has passed."""
+        self.deadline_s = math.inf
+        if self._discarded_bytes is None and self._reader.is_in_body:
+            self._dismiss(self._app.late(self._reader.headers))
+        else:
+            self._close()
+
+    def finish(self) -> None:
+        """End after the request that is under way, or at once if there is none."""
+        self._is_last = True
+        if self._answering is None and not self._reader.has_begun and not self._reader.requests:
+            self._close()
+
+    def abort(self) -> None:
+        """End now, without an answer."""
+        self._transport.abort()
+
+    def _proceed(self) -> None:
+        """Answer what has been read; else read on."""
+        reader = self._reader
+        while not self._is_writing_paused:
+            if reader.requests:
+                self.deadline_s = math.inf
+                self._is_body_timed = False
+                read = reader.requests.popleft()
+                self._held_bytes = read.held_bytes
+                self._answering = self._loop.create_task(self._answer(read))
+                return
+            if reader.error is not None:
+                self._dismiss(self._app.refusal(reader.error, reader.error_headers))
+                return
+            if not self._ahead:
+                break
+            ahead = b"".join(self._ahead)
+            self._ahead.clear()
+            self._ahead_bytes = 0
+            reader.feed(ahead)
+        if reader.wants_continue:
+            reader.wants_continue = False
+            self._write_now(CONTINUE)
+        if reader.is_in_body and not self._is_body_timed:
+            self._is_body_timed = True
+            self.deadline_s = self._loop.time() + self._app.body_timeout_s
+        self._read_on()
+
+    async def _answer(self, read: ReadRequest) -> None:
+        try:
+            response = await self._app.answer(read.request)
+        except asyncio.CancelledError:
+            self._transport.abort()
+            raise
+        finally:
+            self._release()
+        is_last = self._is_last or not read.keeps_alive
+        self._respond(response, read, is_last=is_last)
+        if self._is_last:
+            self._close()
+            return
+        self.deadline_s = self._loop.time() + self._head_timeout_s
+        self._proceed()
+
+    def flush(self) -> None:
+        """Write the response that waits to be written, if there is one."""
+        if self._unwritten:
+            unwritten, self._unwritten = self._unwritten, b""
+            if not self._transport.is_closing():
+                self._transport.write(unwritten)
+
+    def _write_now(self, data: bytes) -> None:
+        self.flush()
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    def _close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+    def _respond(self, response: Response, read: ReadRequest, *, is_last: bool) -> None:
+        """Write a response, soon. Sets `_is_last` where it says so itself."""
+        extra = self._date()
+        says_close = _CLOSE in response.headers
+        if is_last and not says_close:
+            extra += "connection: close\r\n"
+        elif read.is_old and not says_close:
+            extra += "connection: keep-alive\r\n"
+        self._is_last = is_last or says_close
+        try:
+            head = encode_head(response, extra)
+        except (ValueError, UnicodeError):
+            _log.exception("a response cannot be written")
+            response = self._app.broken(read.request.headers)
+            head = encode_head(response, extra)
+        body = b"" if read.request.method == "HEAD" else response.body
+        self.flush()
+        if len(body) <= _MAX_COPIED_BYTES:
+            self._unwritten = head + body
+            self._writes.add(self)
+        else:
+            self._write_now(head)
+            self._write_now(body)
+
+    def _release(self) -> None:
+        self._app.room.release(self._held_bytes)
+        self._held_bytes = 0
+        self._answering = None
+
+    def _dismiss(self, response: Response) -> None:
+        """Say why, and take in what the client still sends: closed at once, it might never read it."""
+        self._reader.close()
+        self._ahead.clear()
+        if self._transport.is_closing():
+            return
+        headers = [*response.headers, _CLOSE]
+        response = Response(response.status, headers, response.body)
+        self._write_now(encode_head(response, self._date()) + response.body)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._discarded_bytes = 0
+        self.deadline_s = self._loop.time() + LINGER_S
+        self._read_on()
+
+    def _read_on(self) -> None:
+        if self._is_reading_paused and not self._transport.is_closing():
+            self._is_reading_paused = False
+            self._transport.resume_reading()
