@@ -99,9 +99,10 @@ def row_count(tensors: Mapping[str, Array]) -> int:
 
 def size_bytes(tensors: Mapping[str, Array]) -> int:
     """What the elements of some tensors take; of `BYTES`, their content."""
-    return sum(
-        sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes for array in tensors.values()
-    )
+    total_bytes = 0
+    for array in tensors.values():
+        total_bytes += sum(map(len, array.flat)) if array.dtype.hasobject else array.nbytes
+    return total_bytes
 
 
 def slice_rows(tensors: Mapping[str, Array], start: int, stop: int) -> Tensors:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,36 +24,26 @@ from serving.errors import (
     ModelError,
     NotReady,
     Overloaded,
-    RequestError,
-    TierLost,
     TooLarge,
 )
+from serving.gateway.batch_runner import BatchRecorder, BatchRunner, Collate
 from serving.gateway.drain_rate import DrainRate
+from serving.gateway.expiries import Expiries
 from serving.gateway.pacing import Pacer
-from serving.gateway.pending import Batch, Pending, Slice, fail, scatter
-from serving.gateway.quarantine import Quarantine, refusal
-from serving.gateway.tier_client import ATTEMPTS, TierClient
-from serving.tensors import Tensors, size_bytes, slice_rows
+from serving.gateway.pending import Batch, Pending, Slice, fail
+from serving.gateway.quarantine import Quarantine
+from serving.gateway.tier_client import TierClient
+from serving.tensors import Tensors, size_bytes
 
 #: One batch computes while the next one is on its way.
 BATCHES_PER_REPLICA = 2
-#: Between two tries of a row that is computed alone, while no replica takes it.
-ALONE_RETRY_S = 0.25
-
-Collate = Callable[[Sequence[Tensors]], Tensors]
 
 
-class TierRecorder(Protocol):
+class TierRecorder(BatchRecorder, Protocol):
     """Where a coalescer reports what happens, one tier's metrics."""
 
     def started(self, waited_s: float) -> None:
         """A request's first row left the queue."""
-
-    def batch(self, rows: int, compute_s: float) -> None:
-        """A batch came back."""
-
-    def padded(self, elements: int, padding: int) -> None:
-        """A batch of that many elements was made, of which some are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +74,6 @@ class Coalescer:
         self._client = client
         self._limits = limits
         self._recorder = recorder
-        self._collate = collate
         self._batch_key = batch_key
         #: Requests with rows to send, by batch key; only requests of one key share a batch.
         self._queues: dict[object, deque[Pending]] = {}
@@ -96,11 +85,11 @@ class Coalescer:
         #: The next look at the queues: soon, or when a batch has waited for long enough.
         self._soon: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._expiries = Expiries(self._expire)
         self._calls: set[asyncio.Task[None]] = set()
         self._drain_rate = DrainRate()
         self._quarantine = Quarantine(lambda: asyncio.get_running_loop().time())
-        #: Rows under suspicion are computed one at a time, or one would be blamed for another.
-        self._alone = asyncio.Lock()
+        self._runner = BatchRunner(client, recorder, collate, self._quarantine, self._note)
 
     @property
     def queue_rows(self) -> int:
@@ -188,14 +177,14 @@ class Coalescer:
         self._reserve(0, own_bytes - admitted_bytes)
         done = loop.create_future()
         request = Pending(tensors, rows, own_bytes, key, arrived_s, deadline_s, arrived_s, done)
-        expiry = loop.call_at(deadline_s, self._expire, request)
+        expiry = self._expiries.add(request)
         self._queues.setdefault(key, deque()).append(request)
         if self._soon is None:
             self._soon = loop.call_soon(self._pump)
         try:
             return await request.done
         finally:
-            expiry.cancel()
+            self._expiries.discard(expiry)
             request.done.cancel()  # Abandoned: no effect when the outputs are there.
             self._drop_unsent(request)
             for batch in request.batches:
@@ -204,7 +193,7 @@ class Coalescer:
     def _checked_key(self, tensors: Tensors, rows: int) -> object:
         """The batch key of preprocessed tensors. Both come from the model's own code."""
         try:
-            is_whole = bool(tensors) and all(len(array) == rows for array in tensors.values())
+            is_whole = bool(tensors) and set(map(len, tensors.values())) == {rows}
             key = self._batch_key(tensors)
             hash(key)
         except Exception as error:
@@ -321,7 +310,7 @@ class Coalescer:
 
     async def _run(self, batch: Batch, rows: int) -> None:
         try:
-            await self._compute(batch.slices)
+            await self._runner.compute(batch.slices)
         except asyncio.CancelledError:
             fail(batch.slices, InternalError("the batch was cancelled"))
             raise
@@ -331,89 +320,8 @@ class Coalescer:
             self._inflight_rows -= rows
             self._pump()
 
-    async def _compute(self, slices: list[Slice]) -> None:
-        """Compute a batch. Where the model raises, find out for whose rows, by halves."""
-        loop = asyncio.get_running_loop()
-        try:
-            batch = self._collated(slices)
-            sent_s = loop.time()
-            deadline_s = max(piece.request.deadline_s for piece in slices)
-            result = await self._client.run(batch, deadline_s=deadline_s)
-            rows = sum(piece.stop - piece.start for piece in slices)
-            now_s = loop.time()
-            self._pacer.note(rows, result.compute_s, now_s - sent_s)
-            self._drain_rate.note(rows, (now_s - sent_s) / self._inflight_batches, now_s)
-            scatter(slices, rows, result)
-            self._recorder.batch(rows, result.compute_s)
-        except ModelError as error:
-            waiting = [piece for piece in slices if not piece.request.is_over]
-            if len(waiting) < 2:  # noqa: PLR2004  One request: it is its rows.
-                fail(waiting, error)
-                return
-            await self._compute(waiting[: len(waiting) // 2])
-            await self._compute(waiting[len(waiting) // 2 :])
-        except TierLost as error:
-            if error.calls_lost == 0:
-                fail(slices, error)
-                return
-            await self._compute_alone(slices, error.replicas_lost)
-        except RequestError as error:
-            fail(slices, error)
-        except Exception as error:
-            fail(slices, InternalError("the batch could not be computed"), error)
-
-    async def _compute_alone(self, slices: list[Slice], replicas_lost: int) -> None:
-        """Compute a batch that ended replicas row by row: one of its rows may be the cause.
-
-        By halves it would end another replica each time that the batch is halved.
-        """
-        rows = [
-            Slice(piece.request, row, row + 1) for piece in slices for row in range(piece.start, piece.stop)
-        ]
-        if len(rows) == 1 and replicas_lost >= ATTEMPTS:
-            self._condemn(rows[0])
-            return
-        async with self._alone:
-            for row in rows:
-                await self._compute_suspect(row)
-
-    async def _compute_suspect(self, row: Slice) -> None:
-        """Compute a row alone as soon as a replica takes it. One that ends that replica too is the cause."""
-        while not row.request.is_over:
-            try:
-                batch = self._collated([row])
-                result = await self._client.run(batch, deadline_s=row.request.deadline_s, is_suspect=True)
-                scatter([row], 1, result)
-            except TierLost as error:
-                if error.replicas_lost:
-                    self._condemn(row)
-                    return
-            except RequestError as error:
-                fail([row], error)
-                return
-            else:
-                self._recorder.batch(1, result.compute_s)
-                return
-            await asyncio.sleep(ALONE_RETRY_S)
-
-    def _condemn(self, row: Slice) -> None:
-        request = row.request
-        if not request.is_over:
-            self._quarantine.add(slice_rows(request.tensors, row.start, row.stop))
-            fail([row], refusal(row.start))
-
-    def _collated(self, slices: list[Slice]) -> Tensors:
-        """The batch of some slices. Collating is the model's own code.
-
-        Raises:
-            ModelError: it raised.
-        """
-        parts = [slice_rows(piece.request.tensors, piece.start, piece.stop) for piece in slices]
-        try:
-            batch = self._collate(parts)
-            elements = sum(array.size for array in batch.values())
-            own = sum(array.size for part in parts for array in part.values())
-        except Exception as error:
-            raise ModelError("the model's tensors cannot be put into one batch") from error
-        self._recorder.padded(elements, elements - own)
-        return batch
+    def _note(self, rows: int, compute_s: float, round_trip_s: float) -> None:
+        """A batch came back: what that says about the next ones."""
+        self._pacer.note(rows, compute_s, round_trip_s)
+        now_s = asyncio.get_running_loop().time()
+        self._drain_rate.note(rows, round_trip_s / self._inflight_batches, now_s)

@@ -96,7 +96,7 @@ class Inference:
         started_s = asyncio.get_running_loop().time()
         infer = decode_infer(
             self._plain_body(request),
-            _json_length(request.headers),
+            request.headers.once(_json_length),
             model.ready_signature(),
             max_rows=model.max_rows,
             allow_nonfinite=model.nonfinite_inputs,
@@ -112,7 +112,7 @@ class Inference:
         lane = context.lane = model.lanes[decision.tier]
         context.reason = decision.reason
         lanes = [lane]
-        if _wants_verification(request.headers):
+        if request.headers.once(_wants_verification):
             lanes.append(_reference_lane(model))
         deadline_s = started_s + self._timeout_s(request.headers, infer.parameters)
         tensors, answers = await self._compute(model, lanes, infer, taken_bytes, deadline_s)
@@ -135,13 +135,7 @@ class Inference:
         return Response(200, headers + headers_of(facts), body)
 
     def _plain_body(self, request: Request) -> bytes:
-        content_type = (request.headers.only("content-type") or "").partition(";")[0].strip().lower()
-        if content_type not in _CONTENT_TYPES:
-            raise UnsupportedMedia(
-                f"content type {quote(content_type)}; send application/json, or application/octet-stream "
-                "with Inference-Header-Content-Length"
-            )
-        encoding = request.headers.only("content-encoding")
+        encoding = request.headers.once(_encoding)
         if encoding is None:
             return request.body
         return decompress(request.body, encoding, self._server.max_body_bytes)
@@ -149,11 +143,8 @@ class Inference:
     def _timeout_s(self, headers: Headers, parameters: Mapping[str, object]) -> float:
         """The shortest of the server's limit, the header's seconds and OIP's microseconds."""
         timeouts_s = [self._server.request_timeout_s]
-        header = headers.only("x-request-timeout-seconds")
-        if header is not None:
-            timeout_s = positive_number(header.strip())
-            if timeout_s is None:
-                raise BadHeader("X-Request-Timeout-Seconds is a number above zero")
+        timeout_s = headers.once(_header_timeout_s)
+        if timeout_s is not None:
             timeouts_s.append(timeout_s)
         timeout_us = parameters.get("timeout")
         if timeout_us is not None:
@@ -235,10 +226,38 @@ def _declared(
     model: ServedModel, headers: Headers, parameters: Mapping[str, object]
 ) -> str | Tolerance | None:
     """What a request declares. Whatever is wrong with it, the refusal says what would be right."""
+    parameter = parameters.get("precision")
     try:
-        return declared_precision(headers.get_all("x-precision"), parameters.get("precision"))
+        if parameter is None:
+            return headers.once(_declared_in_headers)
+        return declared_precision(headers.get_all("x-precision"), parameter)
     except BadPrecision as error:
         raise BadPrecision(f"{error}; valid: {model.table.valid}") from error
+
+
+def _declared_in_headers(headers: Headers) -> str | Tolerance | None:
+    return declared_precision(headers.get_all("x-precision"), None)
+
+
+def _encoding(headers: Headers) -> str | None:
+    """How the body is compressed, if it is, and of a type that is served."""
+    content_type = (headers.only("content-type") or "").partition(";")[0].strip().lower()
+    if content_type not in _CONTENT_TYPES:
+        raise UnsupportedMedia(
+            f"content type {quote(content_type)}; send application/json, or application/octet-stream "
+            "with Inference-Header-Content-Length"
+        )
+    return headers.only("content-encoding")
+
+
+def _header_timeout_s(headers: Headers) -> float | None:
+    value = headers.only("x-request-timeout-seconds")
+    if value is None:
+        return None
+    timeout_s = positive_number(value.strip())
+    if timeout_s is None:
+        raise BadHeader("X-Request-Timeout-Seconds is a number above zero")
+    return timeout_s
 
 
 def _decide(model: ServedModel, declared: str | Tolerance | None, request_id: str) -> Decision:

@@ -47,6 +47,13 @@ class Slice:
     start: int
     stop: int
 
+    @property
+    def tensors(self) -> Tensors:
+        """Its rows, as views."""
+        if self.stop - self.start == self.request.rows:
+            return dict(self.request.tensors)  # The model's own code gets it.
+        return slice_rows(self.request.tensors, self.start, self.stop)
+
 
 @dataclass(slots=True, eq=False)
 class Batch:
@@ -78,19 +85,21 @@ def scatter(slices: list[Slice], rows: int, result: BatchResult) -> None:
     for piece in slices:
         request, size = piece.request, piece.stop - piece.start
         if not request.is_over:
-            request.parts[piece.start] = slice_rows(result.outputs, offset, offset + size)
-            request.rows_back += size
-            if request.rows_back == request.rows:
-                _complete(request)
+            part = slice_rows(result.outputs, offset, offset + size)
+            if size == request.rows:
+                request.done.set_result(part)
+            else:
+                _join(request, piece.start, size, part)
         offset += size
 
 
-def _complete(request: Pending) -> None:
-    """Join the parts of a request whose rows are all back."""
-    parts = [request.parts[start] for start in sorted(request.parts)]
-    if len(parts) == 1:
-        request.done.set_result(parts[0])
+def _join(request: Pending, start: int, rows: int, part: Tensors) -> None:
+    """Keep some rows of a request that was split; complete it if those are the last ones to come back."""
+    request.parts[start] = part
+    request.rows_back += rows
+    if request.rows_back < request.rows:
         return
+    parts = [request.parts[start] for start in sorted(request.parts)]
     try:
         joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     except (KeyError, ValueError) as error:

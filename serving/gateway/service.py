@@ -38,7 +38,7 @@ from serving.gateway.routes import OPEN_ROUTES, Route, find_route, infer_path
 from serving.observe.console import CONSOLE_FILES, SECURITY_HEADERS
 from serving.observe.metrics import NO_TIER, GatewayMetrics
 from serving.observe.page import OPENMETRICS_CONTENT_TYPE, PLAIN_CONTENT_TYPE
-from serving.observe.request_log import RequestLog, parse_traceparent
+from serving.observe.request_log import RequestLog, Trace, parse_traceparent
 from serving.observe.snapshot import Family
 from serving.protocol.http import REQUEST_ID_HEADER, Headers, Request, Response, error_body
 from serving.protocol.openapi import openapi_document
@@ -156,7 +156,7 @@ class Service:
     async def handle(self, request: Request) -> Response:
         """Answer a request. Never raises but when it is cancelled."""
         context = RequestContext(_request_id(request.headers), time.perf_counter())
-        context.trace = parse_traceparent(request.headers.get(TRACE_HEADER))
+        context.trace = request.headers.once(_trace)
         try:
             route = self._route_of(request)
             if route.name not in OPEN_ROUTES:
@@ -379,7 +379,16 @@ def _internal(error: Exception) -> InternalError:
 
 def _request_id(headers: Headers | None) -> str:
     """The client's request id where it is printable ASCII and short; a new one otherwise."""
-    given = headers.get(REQUEST_ID_HEADER) if headers is not None else None
+    given = headers.once(_given_request_id) if headers is not None else None
+    return given or f"{_ID_PREFIX}{next(_ids) & 0xFFFFFFFF:08x}"
+
+
+def _given_request_id(headers: Headers) -> str | None:
+    given = headers.get(REQUEST_ID_HEADER)
     if given and len(given) <= MAX_REQUEST_ID_LENGTH and given.isascii() and given.isprintable():
         return given
-    return f"{_ID_PREFIX}{next(_ids) & 0xFFFFFFFF:08x}"
+    return None
+
+
+def _trace(headers: Headers) -> Trace | None:
+    return parse_traceparent(headers.get(TRACE_HEADER))
