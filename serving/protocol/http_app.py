@@ -6,14 +6,10 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from serving.errors import BodyTimeout, InternalError, RequestError
+from serving.protocol.body_room import BodyRoom
 from serving.protocol.http import Headers, Request, Response
-from serving.protocol.request_reader import (
-    MAX_BODY_CHUNKS,
-    BodyRoom,
-    KnownHeads,
-    ReadLimits,
-    RequestReader,
-)
+from serving.protocol.known_heads import KnownHeads
+from serving.protocol.request_reader import MAX_BODY_CHUNKS, ReadLimits, RequestReader
 
 Handle = Callable[[Request], Awaitable[Response]]
 #: Makes (and counts) the response to an error. The headers are `None` where none could be read.

@@ -24,7 +24,9 @@ from serving.errors import (
     TooLarge,
     UrlTooLong,
 )
+from serving.protocol.body_room import BodyRoom
 from serving.protocol.http import UNDECODABLE, Headers, Request
+from serving.protocol.known_heads import KnownHead, KnownHeads
 
 #: Request line and headers together.
 MAX_HEAD_BYTES = 65_536
@@ -39,9 +41,6 @@ RETRY_AFTER_S = 1
 
 _VERSIONS = ("1.1", "1.0")
 _HEAD_END = b"\r\n\r\n"
-#: Of heads that are remembered: their number, and the size of each.
-MAX_KNOWN_HEADS = 256
-MAX_KNOWN_HEAD_BYTES = 4096
 
 #: Lower-case names by what was sent: almost all requests send the same few.
 _NAMES: dict[bytes, str] = {}
@@ -51,31 +50,6 @@ _MAX_NAMES = 1024
 _NO_PARSER = httptools.HttpRequestParser(object())
 
 _log = logging.getLogger(__name__)
-
-
-class BodyRoom:
-    """What the bodies of all connections together may hold, in bytes.
-
-    A body that has it to itself is bounded by the limit of one body alone.
-    """
-
-    __slots__ = ("_limit_bytes", "held_bytes")
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        #: Of bodies that arrive, or whose requests are not answered yet.
-        self.held_bytes = 0
-
-    def take(self, size_bytes: int, own_bytes: int) -> bool:
-        """Reserve more for a body that holds `own_bytes`, if there is room."""
-        if self.held_bytes > own_bytes and self.held_bytes + size_bytes > self._limit_bytes:
-            return False
-        self.held_bytes += size_bytes
-        return True
-
-    def release(self, size_bytes: int) -> None:
-        """Give back."""
-        self.held_bytes -= size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,44 +72,6 @@ class ReadRequest:
     keeps_alive: bool
     #: Whether its client has to be told that the connection stays open: HTTP/1.0.
     is_old: bool
-
-
-@dataclass(frozen=True, slots=True)
-class KnownHead:
-    """A head that was parsed before, byte for byte, with a body of known size behind it."""
-
-    method: str
-    path: str
-    query: str
-    #: Shared by all requests that begin like this.
-    headers: Headers
-    body_bytes: int
-    keeps_alive: bool
-    is_old: bool
-
-
-class KnownHeads:
-    """Heads that clients sent lately: most send the same one again and again."""
-
-    __slots__ = ("_heads",)
-
-    def __init__(self) -> None:
-        self._heads: dict[bytes, KnownHead] = {}
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._heads)
-
-    def get(self, head: bytes) -> KnownHead | None:
-        """What it was parsed to; None where it is new."""
-        return self._heads.get(head)
-
-    def put(self, head: bytes, known: KnownHead) -> None:
-        """Remember one, unless it is large."""
-        if len(head) <= MAX_KNOWN_HEAD_BYTES:
-            if len(self._heads) >= MAX_KNOWN_HEADS:
-                self._heads.clear()  # Clients whose heads differ each time gain nothing by any order.
-            self._heads[head] = known
 
 
 class _Refused(Exception):

@@ -8,17 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import RequestError
+from serving.protocol.body_room import BodyRoom
 from serving.protocol.http import UNDECODABLE, Request
-from serving.protocol.request_reader import (
-    MAX_KNOWN_HEAD_BYTES,
-    MAX_KNOWN_HEADS,
-    MAX_PROMISED_BYTES,
-    BodyRoom,
-    KnownHeads,
-    ReadLimits,
-    ReadRequest,
-    RequestReader,
-)
+from serving.protocol.known_heads import KnownHeads
+from serving.protocol.request_reader import MAX_PROMISED_BYTES, ReadLimits, ReadRequest, RequestReader
 
 LIMITS = ReadLimits(max_body_bytes=1000, max_body_chunks=10)
 TOKENS = st.text("abcXYZ0189-_", min_size=1, max_size=8)
@@ -113,17 +106,6 @@ def test_a_head_is_parsed_once() -> None:
         found.append(reading.requests.popleft().request)
     assert [request.body for request in found] == [b"abc", b"def"]
     assert found[0].headers is found[1].headers
-
-
-def test_what_is_remembered_is_bounded() -> None:
-    """In number and size."""
-    heads = KnownHeads()
-    for number in range(3 * MAX_KNOWN_HEADS):
-        reader(heads=heads).feed(b"GET /%d HTTP/1.1\r\n\r\n" % number)
-        assert len(heads) <= MAX_KNOWN_HEADS
-    before = len(heads)
-    reader(heads=heads).feed(b"GET / HTTP/1.1\r\nX: %s\r\n\r\n" % (b"a" * MAX_KNOWN_HEAD_BYTES))
-    assert len(heads) == before
 
 
 def test_a_known_head_finds_no_room_either() -> None:
