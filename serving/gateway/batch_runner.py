@@ -58,10 +58,14 @@ class BatchRunner:
         self._alone = asyncio.Lock()
 
     async def compute(self, slices: list[Slice]) -> None:
-        """Compute a batch and hand each request its rows, or its error.
+        """Compute a batch and hand each request its rows, or its error."""
+        try:
+            await self._compute(slices)
+        except Exception as error:
+            fail(slices, InternalError("the batch could not be computed"), error)
 
-        Where the model raises, find out for whose rows, by halves.
-        """
+    async def _compute(self, slices: list[Slice]) -> None:
+        """Where the model raises, find out for whose rows, by halves."""
         loop = asyncio.get_running_loop()
         try:
             batch = self._collated(slices)
@@ -77,8 +81,8 @@ class BatchRunner:
             if len(waiting) < 2:  # noqa: PLR2004  One request: it is its rows.
                 fail(waiting, error)
                 return
-            await self.compute(waiting[: len(waiting) // 2])
-            await self.compute(waiting[len(waiting) // 2 :])
+            await self._compute(waiting[: len(waiting) // 2])
+            await self._compute(waiting[len(waiting) // 2 :])
         except TierLost as error:
             if error.calls_lost == 0:
                 fail(slices, error)
@@ -86,8 +90,6 @@ class BatchRunner:
             await self._compute_alone(slices, error.replicas_lost)
         except RequestError as error:
             fail(slices, error)
-        except Exception as error:
-            fail(slices, InternalError("the batch could not be computed"), error)
 
     async def _compute_alone(self, slices: list[Slice], replicas_lost: int) -> None:
         """Compute a batch that ended replicas row by row: one of its rows may be the cause.

@@ -60,9 +60,11 @@ class Expiries:
     def _look(self) -> None:
         self._timer = None
         now_s = asyncio.get_running_loop().time()
-        while self._heap and (self._heap[0][0] <= now_s or self._heap[0][1] not in self._waiting):
-            request = self._waiting.pop(heapq.heappop(self._heap)[1], None)
-            if request is not None:
-                self._expire(request)
-        if self._heap:
-            self._set_timer()
+        try:
+            while self._heap and (self._heap[0][0] <= now_s or self._heap[0][1] not in self._waiting):
+                request = self._waiting.pop(heapq.heappop(self._heap)[1], None)
+                if request is not None:
+                    self._expire(request)
+        finally:
+            if self._heap:
+                self._set_timer()

@@ -76,7 +76,7 @@ class HttpApp:
             _log.exception("unhandled error while answering a request")
             return self.broken(request.headers)
 
-    def broken(self, headers: Headers | None) -> Response:
+    def broken(self, headers: Headers | None = None) -> Response:
         """The response where there should have been another one."""
         return self._refuse(InternalError("internal error"), headers)
 

@@ -16,6 +16,11 @@ _STATUS_LINES = {
 _WITHOUT_BODY = frozenset({204, 304})
 
 
+def has_body(status: int) -> bool:
+    """Whether a response with that status may have one; RFC 9110, section 6.4.1."""
+    return status not in _WITHOUT_BODY
+
+
 def encode_head(response: Response, extra: str) -> bytes:
     """Status line and headers, `content-length` among them, and the empty line.
 
@@ -33,5 +38,5 @@ def encode_head(response: Response, extra: str) -> bytes:
     text = "".join([f"{name}: {value}\r\n" for name, value in headers])
     if text.count("\n") != len(headers) or text.count("\r") != len(headers):
         raise ValueError("a header of the response holds a line break")
-    length = "" if response.status in _WITHOUT_BODY else f"content-length: {len(response.body)}\r\n"
+    length = f"content-length: {len(response.body)}\r\n" if has_body(response.status) else ""
     return f"{line}{text}{extra}{length}\r\n".encode("latin-1")

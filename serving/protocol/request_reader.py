@@ -45,6 +45,9 @@ _HEAD_END = b"\r\n\r\n"
 #: Lower-case names by what was sent: almost all requests send the same few.
 _NAMES: dict[bytes, str] = {}
 _MAX_NAMES = 1024
+_MAX_NAME_BYTES = 64
+#: A chunk's size, without extensions, and the ends of its lines.
+_CHUNK_BYTES = 24
 
 #: In place of a closed reader's, which is fed nothing any more.
 _NO_PARSER = httptools.HttpRequestParser(object())
@@ -114,8 +117,8 @@ class RequestReader:
         self._values: dict[str, list[str]] = {}
         self._headers: Headers | None = None
         self._is_upgrade = False
-        #: In calls that ended before the head did; and by name, value and line.
-        self._fed_bytes = self._head_bytes = self._head_count = 0
+        #: Its URL and headers as far as they are whole, and what came beside them and the body.
+        self._head_bytes = self._head_count = self._rest_bytes = 0
         self._body = b""
         #: For a body in several pieces.
         self._buffer: BytesIO | None = None
@@ -128,26 +131,48 @@ class RequestReader:
         """Of the request whose body is read."""
         return self._headers
 
+    @property
+    def missing_bytes(self) -> int:
+        """Of a body of declared length, what has not arrived."""
+        return (self._declared_bytes or 0) - self._received_bytes if self.is_in_body else 0
+
     def feed(self, data: bytes) -> None:
         """Take in what has arrived; `requests` and `error` tell what it was."""
-        if self.error is not None:
+        if self.error is not None or (not self.has_begun and self._feed_known(data)):
             return
-        is_new, read_before = not self.has_begun, len(self.requests)
-        if is_new and self._feed_known(data):
-            return
+        is_new, read_before, received_before = not self.has_begun, len(self.requests), self._received_bytes
         try:
-            self._parser.feed_data(data)
-            if self.has_begun and self._headers is None:
-                self._fed_bytes += len(data)
-                self._check_head(self._fed_bytes)
-            elif is_new and len(self.requests) == read_before + 1:
+            declined = self._parse(data)
+            read = len(self.requests) - read_before
+            if is_new and read == 1 and not declined:
                 self._remember(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
+            # Where a request ended, nobody says how much of the data belongs to the next one.
+            if self.has_begun and not read:
+                self._check_rest(len(data) - (self._received_bytes - received_before))
         except (httptools.HttpParserError, _Refused) as error:
             if self.error is None:
                 self.error = _why(error)
                 self._drop_body()
+
+    def _parse(self, data: bytes) -> bool:
+        """Have the parser read on. Returns whether an upgrade was offered, and declined."""
+        declined = False
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = data[upgrade.args[0] :]
+                self._decline_upgrade()
+                declined = True
+            else:
+                return declined
+
+    def _check_rest(self, size_bytes: int) -> None:
+        """Bound what is no body and was told to nobody yet: half a head, an extension, a trailer."""
+        self._rest_bytes += size_bytes
+        allowed_bytes = self._limits.max_head_bytes + _CHUNK_BYTES * self._chunks
+        if self._rest_bytes > allowed_bytes:
+            self._refuse(self._head_too_large())
 
     def _feed_known(self, data: bytes) -> bool:
         """Whether that was one whole request with a known head: then the parser need not see it."""
@@ -202,16 +227,17 @@ class RequestReader:
     def on_url(self, part: bytes) -> None:
         """A piece of the request's target."""
         self._url += part
+        self._head_bytes += len(part)
         if len(self._url) >= self._limits.max_head_bytes:
             self._refuse(UrlTooLong(f"the URL is longer than {self._limits.max_head_bytes} bytes"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A whole one."""
-        if self._headers is not None:
-            return  # A trailer.
         self._head_count += 1
         self._head_bytes += len(name) + len(value) + 4
-        self._check_head(self._head_bytes)
+        self._check_head()
+        if self._headers is not None:
+            return  # A trailer.
         key = _NAMES.get(name) or _lower(name)
         try:
             text = value.strip(b" \t").decode("ascii")
@@ -224,15 +250,20 @@ class RequestReader:
 
     def on_headers_complete(self) -> None:
         """The head is there; what follows is a body, the next request or nothing."""
+        version = self._parser.get_http_version()
+        if version not in _VERSIONS:
+            self._refuse(BadRequest("not HTTP/1.1"))
         if self._parser.should_upgrade():
             self._is_upgrade = True
             return
-        if self._parser.get_http_version() not in _VERSIONS:
-            self._refuse(BadRequest("not HTTP/1.1"))
         if self._declined is not None:
             self._values, self._declined = self._declined, None
         self._headers = headers = Headers(values=self._values)
+        if len(self._values.get("host", ())) > 1:
+            self._refuse(BadRequest("more than one Host"))
         if "transfer-encoding" in self._values:
+            if headers.get_all("transfer-encoding") != ["chunked"] or version != "1.1":
+                self._refuse(BadRequest("a transfer encoding other than chunked, or not in HTTP/1.1"))
             self._declared_bytes = None
         elif "content-length" in self._values:
             self._declared_bytes = declared_bytes = int(self._values["content-length"][0])
@@ -243,7 +274,7 @@ class RequestReader:
         else:
             return
         self.is_in_body = True
-        self.wants_continue = (headers.get("expect") or "").lower() == "100-continue"
+        self.wants_continue = version == "1.1" and (headers.get("expect") or "").lower() == "100-continue"
 
     def on_chunk_header(self) -> None:
         """Of the next chunk."""
@@ -297,35 +328,34 @@ class RequestReader:
             self._refuse(BadRequest("the request's target is no path"))
         return parsed.path or b"/", parsed.query or b""
 
-    def _decline_upgrade(self, rest: bytes) -> None:
+    def _decline_upgrade(self) -> None:
         """Go on with HTTP/1.1, as RFC 9110, section 7.8, allows.
 
         The parser takes what follows for the other protocol. Clients that only offer one send
-        their body as if they had not.
+        their body as if they had not. So another parser reads on, behind the same head without
+        the offer.
         """
-        method, url, values = self._parser.get_method(), self._url, self._values
+        method, version, values = self._parser.get_method(), self._parser.get_http_version(), self._values
         if method == b"CONNECT":
-            self.error = BadRequest("this is no proxy")
-            return
-        lines = [method + b" " + url + b" HTTP/1.1"]
+            self._refuse(BadRequest("this is no proxy"))
+        lines = [method + b" " + self._url + b" HTTP/" + version.encode()]
         for name in ("content-length", "transfer-encoding"):
             lines += [f"{name}: {value}".encode() for value in values.get(name, ())]
-        if any("close" in value.lower() for value in values["connection"]):
-            lines.append(b"connection: close")
+        options = {one.strip().lower() for value in values["connection"] for one in value.split(",")}
+        lines += [f"connection: {option}".encode() for option in ("close", "keep-alive") if option in options]
         self._parser = httptools.HttpRequestParser(self)
         self._begin()
         self._declined = values
-        self.feed(b"\r\n".join([*lines, b"", b""]))
-        self.feed(rest)
+        # Not through `feed`: this head is none that a client has sent.
+        self._parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
-    def _check_head(self, size_bytes: int) -> None:
-        if size_bytes > self._limits.max_head_bytes or self._head_count > self._limits.max_headers:
-            limits = self._limits
-            self._refuse(
-                HeadTooLarge(
-                    f"more than {limits.max_headers} headers, or {limits.max_head_bytes} bytes of them"
-                )
-            )
+    def _check_head(self) -> None:
+        if self._head_bytes > self._limits.max_head_bytes or self._head_count > self._limits.max_headers:
+            self._refuse(self._head_too_large())
+
+    def _head_too_large(self) -> HeadTooLarge:
+        limits = f"{self._limits.max_headers} headers, or {self._limits.max_head_bytes} bytes of them"
+        return HeadTooLarge(f"more than {limits}")
 
     def _hold(self, size_bytes: int) -> None:
         if not self._room.take(size_bytes, self._held_bytes):
@@ -353,7 +383,7 @@ class RequestReader:
 
 def _lower(name: bytes) -> str:
     lower = name.decode("ascii").lower()
-    if len(_NAMES) < _MAX_NAMES:
+    if len(_NAMES) < _MAX_NAMES and len(name) <= _MAX_NAME_BYTES:
         _NAMES[name] = lower
     return lower
 

@@ -26,8 +26,6 @@ WRITE_TIMEOUT_S = 10.0
 MAX_CONNECTIONS = 1024
 #: Between cancelling what still runs and giving up on it.
 _CANCEL_GRACE_S = 1.0
-#: For a TLS client to end its side of a connection.
-_TLS_SHUTDOWN_TIMEOUT_S = 1.0
 #: Between looks for clients that are late.
 _SWEEP_INTERVAL_S = 0.1
 #: Connections that are accepted before others have their turn.
@@ -94,7 +92,7 @@ class EmbeddedServer:
         self._listener: socket.socket | None = None
         self._connections: set[HttpConnection] = set()
         #: Those whose client has not been greeted yet: over TLS, their handshake is under way.
-        self._admissions: set[asyncio.Task[None]] = set()
+        self._admissions: dict[asyncio.Task[None], HttpConnection] = {}
         self._writes = WriteBatch()
         self._turned_away = TurnedAway()
         #: Until when nobody is accepted.
@@ -153,8 +151,11 @@ class EmbeddedServer:
             client = self._next_client()
             if client is None:
                 return
-            admission = asyncio.get_running_loop().create_task(self._admit(client))
-            self._admissions.add(admission)
+            connection = HttpConnection(
+                self._app, self._header_read_timeout_s, lambda: self._date, self._writes, self._lost
+            )
+            admission = asyncio.get_running_loop().create_task(self._admit(client, connection))
+            self._admissions[admission] = connection
             admission.add_done_callback(functools.partial(self._admitted, client))
 
     def _next_client(self) -> socket.socket | None:
@@ -199,22 +200,18 @@ class EmbeddedServer:
     def _admitted(self, client: socket.socket, admission: asyncio.Task[None]) -> None:
         if admission.cancelled():  # Perhaps before it began.
             client.close()
-        self._admissions.discard(admission)
+        del self._admissions[admission]
         self._left()
 
-    async def _admit(self, client: socket.socket) -> None:
+    async def _admit(self, client: socket.socket, connection: HttpConnection) -> None:
         tls = self._tls_context
-        # Not what that call returns: over TLS some loops give their own protocol instead.
-        connection = HttpConnection(
-            self._app, self._header_read_timeout_s, lambda: self._date, self._writes, self._lost
-        )
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 client,
                 ssl=tls,
                 ssl_handshake_timeout=self._header_read_timeout_s if tls else None,
-                ssl_shutdown_timeout=_TLS_SHUTDOWN_TIMEOUT_S if tls else None,
+                ssl_shutdown_timeout=self._write_timeout_ms / 1000 if tls else None,
             )
         except OSError as error:
             client.close()
@@ -222,6 +219,8 @@ class EmbeddedServer:
             return
         if not connection.is_lost:
             self._connections.add(connection)
+            if self._listener is None:
+                connection.finish()
 
     def _lost(self, connection: HttpConnection) -> None:
         self._connections.discard(connection)
@@ -273,8 +272,9 @@ class EmbeddedServer:
         if self._sweeping is None:
             return True
         self._close_listener()
-        for admission in self._admissions:
-            admission.cancel()
+        for admission, connection in self._admissions.items():
+            if self._tls_context is not None and not connection.is_made:
+                admission.cancel()  # A handshake may take its time.
         for connection in tuple(self._connections):
             connection.finish()
         finished = await self._until_empty(timeout_s)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Protocol
+
+_log = logging.getLogger(__name__)
 
 
 class Writer(Protocol):
@@ -34,4 +37,7 @@ class WriteBatch:
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
         for writer in waiting:
-            writer.flush()
+            try:
+                writer.flush()
+            except Exception:  # It must not take those behind it along.
+                _log.exception("a response was not written")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving.errors import ModelError, Quarantined, TierLost
+from serving.errors import InternalError, ModelError, Quarantined, TierLost
 from serving.gateway.batch_runner import ALONE_RETRY_S, BatchRunner
 from serving.gateway.pending import Pending, Slice
 from serving.gateway.quarantine import Quarantine
@@ -148,5 +148,24 @@ def test_a_suspect_waits_until_a_replica_takes_it(run_virtually: Run) -> None:
         bench.tier.fault = fault
         assert await bench.compute() == [0.0]
         assert healed_s <= loop.time() < healed_s + 2 * ALONE_RETRY_S
+
+    run_virtually(scenario)
+
+
+def test_a_fault_in_the_search_fails_all_that_wait(run_virtually: Run) -> None:
+    """At once, rather than when their time runs out."""
+
+    async def scenario() -> None:
+        bench = Bench(2)
+
+        def fault(_: set[float], is_suspect: bool) -> Exception | None:
+            if is_suspect:
+                return RuntimeError("ours")
+            lost = TierLost("its replica ended")
+            lost.calls_lost = lost.replicas_lost = 1
+            return lost
+
+        bench.tier.fault = fault
+        assert [type(outcome) for outcome in await bench.compute()] == [InternalError, InternalError]
 
     run_virtually(scenario)

@@ -6,6 +6,7 @@ import email
 import gc
 import json
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -454,6 +455,83 @@ def test_headers_that_trickle_in(wire: Any, make_server: Any, loop_thread: Any) 
             connection.sendall(bytes([byte]))
             time.sleep(0.02)
     assert 0.4 < time.monotonic() - began_s < 3
+
+
+@pytest.mark.parametrize("end", ["client", "response", "server"])
+def test_the_last_response_is_read_whole(wire: Any, make_server: Any, loop_thread: Any, end: str) -> None:
+    """By a client that reads slowly, and has sent something that nobody reads."""
+    size = 3_000_000
+
+    async def large(_: Request) -> Response:
+        return Response(200, [("connection", "close")] if end == "response" else [], bytes(size))
+
+    server = make_server(large, header_read_timeout_s=0.5)
+    loop_thread.run(server.start())
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        slow.connect(("127.0.0.1", server.port))
+        close = b"Connection: close\r\n" if end == "client" else b""
+        slow.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n" + close + b"\r\n")
+        received = slow.recv(1)
+        stopping = (
+            asyncio.run_coroutine_threadsafe(server.stop(10), loop_thread.loop) if end == "server" else None
+        )
+        time.sleep(1)  # Longer than a client may be idle.
+        slow.sendall(b"GET /next HTTP/1.1\r\n\r\n")
+        while piece := slow.recv(1 << 20):
+            received += piece
+    assert len(received.partition(b"\r\n\r\n")[2]) == size
+    assert stopping is None or stopping.result(5)
+
+
+def test_a_client_that_reads_slowly_is_not_late(wire: Any, make_server: Any, loop_thread: Any) -> None:
+    """What it sent ahead is answered, however long it reads what came before."""
+
+    async def answer(request: Request) -> Response:
+        return Response(200, [], bytes(8_000_000)) if request.method == "GET" else await echo(request)
+
+    server = make_server(answer, header_read_timeout_s=0.3, app={"body_timeout_s": 0.3})
+    loop_thread.run(server.start())
+    with wire.connect(server.port) as connection:
+        connection.sendall(
+            b"GET / HTTP/1.1\r\nHost: h\r\n\r\nPOST /up HTTP/1.1\r\nContent-Length: 6\r\n\r\nabc"
+        )
+        time.sleep(1)
+        connection.sendall(b"def")
+        reply = b""
+        while b"/up" not in reply[8_000_000:]:
+            reply += connection.recv(1 << 20)
+    assert reply.count(b"HTTP/1.1 200") == 2
+    assert b"abcdef" in reply
+
+
+def test_half_a_head_does_not_hold_up_the_end(wire: Any, make_server: Any, loop_thread: Any) -> None:
+    """Its client has a moment for the rest."""
+    server = make_server(echo)
+    loop_thread.run(server.start())
+    with wire.connect(server.port) as connection:
+        connection.sendall(b"G")
+        time.sleep(0.1)
+        began_s = time.monotonic()
+        assert loop_thread.run(server.stop(8)) is True
+        assert time.monotonic() - began_s < 3
+
+
+def test_what_is_parsed_ahead_is_bounded(wire: Any, make_server: Any, loop_thread: Any) -> None:
+    """Small requests become many times their size: they wait as bytes."""
+    handle = Holding(loop_thread.loop)
+    server = make_server(handle)
+    loop_thread.run(server.start())
+    first = b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx"
+    with wire.connect(server.port) as connection:
+        connection.sendall(first + b"GET / HTTP/1.1\r\n\r\n" * 10_000)
+        eventually(lambda: handle.waiting == 1)
+        (one,) = server._connections
+        assert len(one._reader.requests) < 1000
+        handle.let_go()
+        received = b""
+        while received.count(b"HTTP/1.1 200") < 10_001:
+            received += connection.recv(1 << 20)
 
 
 def test_closed_connections_need_no_garbage_collector(wire: Any, start: Any) -> None:

@@ -11,7 +11,13 @@ from serving.errors import RequestError
 from serving.protocol.body_room import BodyRoom
 from serving.protocol.http import UNDECODABLE, Request
 from serving.protocol.known_heads import KnownHeads
-from serving.protocol.request_reader import MAX_PROMISED_BYTES, ReadLimits, ReadRequest, RequestReader
+from serving.protocol.request_reader import (
+    _NAMES,
+    MAX_PROMISED_BYTES,
+    ReadLimits,
+    ReadRequest,
+    RequestReader,
+)
 
 LIMITS = ReadLimits(max_body_bytes=1000, max_body_chunks=10)
 TOKENS = st.text("abcXYZ0189-_", min_size=1, max_size=8)
@@ -41,6 +47,8 @@ def sent_requests(draw: st.DrawFn) -> tuple[Request, bytes]:
     headers = draw(st.lists(st.tuples(TOKENS.map("x-{}".format), VALUES), max_size=5))
     body = draw(st.binary(max_size=300))
     lines = [f"{name}: {value}" for name, value in headers]
+    if draw(st.booleans()):
+        lines += ["Connection: Upgrade", "Upgrade: h2c"]
     if draw(st.booleans()):
         pieces = [body[start : start + 50] for start in range(0, len(body), 50)]
         encoded = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
@@ -157,6 +165,10 @@ def test_no_header_is_lost(headers: list[tuple[str, str]]) -> None:
         b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.1\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabcd\r\n0\r\n\r\n",
         b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n3\nabc\r\n0\r\n\r\n",
@@ -258,6 +270,75 @@ def test_targets(target: bytes, path: str, query: str) -> None:
     """Path and query of each form in RFC 9112, section 3.2."""
     (request,), _ = read_all(b"OPTIONS " + target + b" HTTP/1.1\r\n\r\n")
     assert (request.path, request.query) == (path, query)
+
+
+def test_an_upgrade_leaves_nothing_to_other_requests() -> None:
+    """Its headers are neither those of a request that looks like it without them, nor of the next one."""
+    heads = KnownHeads()
+    bare = b"GET /p HTTP/1.1\r\n\r\n"
+    offer = b"GET /p HTTP/1.1\r\nAuthorization: Bearer a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    after = b"POST /q HTTP/1.1\r\nX-B: b\r\nContent-Length: 3\r\n\r\nabc"
+    for stream in ([offer, bare], [bare, offer, after], [offer, after, bare]):
+        reading = reader(heads=heads)
+        for piece in stream:
+            reading.feed(piece)
+        found = {
+            read.request.path + str(len(read.request.headers)): read.request for read in reading.requests
+        }
+        assert len(found) == len(stream)
+        for request in found.values():
+            told = request.headers.get("authorization") is not None
+            assert told == ("upgrade" in request.headers)
+            assert ("x-b" in request.headers) == (request.path == "/q")
+
+
+def test_many_upgrades_at_once() -> None:
+    """Each is declined."""
+    found, error = read_all(b"GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n" * 3000)
+    assert (len(found), error) == (3000, None)
+
+
+@pytest.mark.parametrize("version", [b"2.0", b"0.9"])
+def test_an_upgrade_of_another_version(version: bytes) -> None:
+    """Is no HTTP/1.1 either."""
+    _, error = read_all(b"GET / HTTP/" + version + b"\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n")
+    assert error is not None
+    assert error.status == 400
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [b"0\r\nX-T: " + b"a" * 200_000, b"0\r\n" + b"X-T: 1\r\n" * 101 + b"\r\n", b"1;x=" + b"a" * 200_000],
+    ids=["trailer", "trailers", "extension"],
+)
+@pytest.mark.parametrize("piece_bytes", [1 << 20, 1000])
+def test_what_comes_beside_a_chunked_body_is_bounded(rest: bytes, piece_bytes: int) -> None:
+    """Trailers and extensions, of which nobody asks anything."""
+    reading = reader()
+    stream = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n" + rest
+    for start in range(0, len(stream), piece_bytes):
+        reading.feed(stream[start : start + piece_bytes])
+    assert reading.error is not None
+    assert reading.error.status == 431
+
+
+def test_the_end_of_a_body_does_not_count_for_the_next_head() -> None:
+    """Though both come in one piece, and the head goes on in another."""
+    body = bytes(100_000)
+    sent = b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    reading = reader(ReadLimits(max_body_bytes=1_000_000), BodyRoom(1_000_000))
+    for piece in (sent[:100], sent[100:] + b"GET /n HTTP/1.1\r\nX-", b"A: b\r\n\r\n"):
+        reading.feed(piece)
+    assert reading.error is None
+    assert [read.request.path for read in reading.requests] == ["/", "/n"]
+
+
+def test_long_names_are_not_remembered() -> None:
+    """Or a client could fill the memory with them."""
+    before = len(_NAMES)
+    for number in range(10):
+        read_all(b"GET / HTTP/1.1\r\n" + b"x%d" % number * 30_000 + b": 1\r\n\r\n")
+    assert len(_NAMES) == before
 
 
 def test_trailers_are_no_headers() -> None:

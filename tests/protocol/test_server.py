@@ -199,6 +199,47 @@ def test_stop_finishes_what_is_in_flight_over_tls(loop_thread: Any, make_server:
     assert answers[0].endswith(b"finished")
 
 
+def test_slow_readers_over_tls_read_all(loop_thread: Any, make_server: Any, pair: Pair) -> None:
+    """Longer than a goodbye is waited for, and than a client may be idle; `stop` waits for them."""
+    size = 12_000_000
+
+    async def large(_: Request) -> Response:
+        return Response(200, [], bytes(size))
+
+    options = {"header_read_timeout_s": 1, "tls_certificate": pair.certificate, "tls_key": pair.key}
+    server = make_server(large, **options)
+    loop_thread.run(server.start())
+    for close in (b"Connection: close\r\n", b""):
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        with trusting(pair).wrap_socket(connection, server_hostname="127.0.0.1") as tls:
+            tls.sendall(GET + close + b"\r\n")
+            received = tls.recv(1)
+            stopping = (
+                asyncio.run_coroutine_threadsafe(server.stop(15), loop_thread.loop) if not close else None
+            )
+            time.sleep(2.5)
+            while piece := tls.recv(1 << 20):
+                received += piece
+        assert len(received.partition(b"\r\n\r\n")[2]) == size
+    assert stopping.result(5)
+
+
+def test_stopping_among_those_who_have_just_connected(wire: Any, loop_thread: Any, make_server: Any) -> None:
+    """Who was accepted and has asked is answered."""
+    for _ in range(5):
+        server = make_server(hello)
+        loop_thread.run(server.start())
+        clients = [wire.connect(server.port) for _ in range(40)]
+        for client in clients:
+            client.sendall(GET + b"\r\n")
+        loop_thread.run(server.stop(5))
+        for client in clients:
+            with client, contextlib.suppress(ConnectionResetError):  # Who was not accepted.
+                answer = client.recv(1000)
+                assert answer == b"" or answer.endswith(b"hello")
+    assert loop_thread.errors == []
+
+
 def test_leaving_finishes_what_is_in_flight(wire: Any, loop_thread: Any, make_server: Any) -> None:
     """And what has connected by then; later ones are left to the others on the port."""
     started = threading.Event()

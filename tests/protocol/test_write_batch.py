@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from serving.protocol.write_batch import WriteBatch
 
 
@@ -59,3 +61,22 @@ def test_a_writer_that_adds_another_is_written_in_its_turn() -> None:
         return events
 
     assert asyncio.run(run()) == ["write first", "write second"]
+
+
+def test_a_writer_that_fails_takes_no_other_along(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged."""
+
+    class Broken:
+        def flush(self) -> None:
+            raise RuntimeError("closed already")
+
+    async def run() -> list[str]:
+        events: list[str] = []
+        batch = WriteBatch()
+        batch.add(Broken())
+        batch.add(Recorded(events, "other"))
+        await asyncio.sleep(0)
+        return events
+
+    assert asyncio.run(run()) == ["write other"]
+    assert "closed already" in caplog.text
