@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from typing import cast
 
+from serving.errors import BadJson
 from serving.protocol.http import Response
 from serving.protocol.http_app import HttpApp
 from serving.protocol.http_wire import CONTINUE, encode_head, has_body
@@ -102,6 +103,10 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """Nobody sends any more: taken for gone, since it mostly is. The transport closes."""
+        reader = self._reader
+        if reader.is_in_body and self._answering is None and self._discarded_bytes is None:
+            error = BadJson("the body ended before it was complete")
+            self._say(self._app.refusal(error, reader.headers))
 
     def data_received(self, data: bytes) -> None:
         """Some of a request, of several, or of one that was refused."""
@@ -276,12 +281,15 @@ class HttpConnection(asyncio.Protocol):
         self._answering = None
 
     def _dismiss(self, response: Response) -> None:
-        """Say why nothing more is answered."""
+        """Say why nothing more is answered, and end."""
+        self._say(response)
+        self._end()
+
+    def _say(self, response: Response) -> None:
         if _CLOSE not in response.headers:
             response.headers.append(_CLOSE)
         head, body = self._encoded(response, self._date())
         self._write_now(head + body)
-        self._end()
 
     def _end(self) -> None:
         """Close, once all is written and the client has had a moment to read it.
